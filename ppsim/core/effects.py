@@ -1,0 +1,193 @@
+"""The only things a rank may ask of its world (design decision 1).
+
+Each effect is a small frozen object and has a typed one-line helper to be used as ``reply = yield from helper(...)``.
+The *order* of effects is protocol and is fixed by ``phases.py``; how long each takes, and whether it blocks, is the
+world's business (decision 3). What a world must do for each:
+
+``Ingest``       first rank only. Client inputs that have arrived; with ``idle`` it may wait for the next one, without
+                 it must not block. Ends the run with ``Shutdown`` once nothing more will come and the rank is idle.
+``Send``         start an asynchronous send; the reply is a work handle that keeps the send buffer alive.
+``Recv``         block until the next message of the lane from ``src`` is here. FIFO per (src, dst, lane).
+``Commit``       wait for a send (protocol.md 3.1): the peer has taken the metadata, the payload is ordered.
+``Drop``         give a send buffer up *without* waiting. No correct rank yields it; planted bugs do.
+``Launch``       start the forward pass of a batch; reply is the payload handle of its result (hidden states, or on
+                 the last rank the sampled tokens). Returns at once; the device works on.
+``AwaitTokens``  host-wait for the sampled tokens behind an output payload: one token id for each row.
+``Observe``      look at a local fact. The reply is ``Local``: no other rank has seen it.
+``Act``          ask the local environment to begin or end something (compile, transfer, load); never blocks.
+``Reply``        a message for the client. Every rank may compute it; only the first rank yields it.
+``Decided``      the scheduling decision of this visit is made (host time of scheduling; goes into the recording).
+``Harvested``    a batch was post-processed (host time of post-processing; goes into the recording).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from ppsim.core.agreed import Local
+from ppsim.core.batch import ForwardBatch
+from ppsim.core.messages import Hidden, Input, Lane, Message, Output
+
+R = TypeVar("R")
+Effects: TypeAlias = Generator["Effect", Any, R]
+
+Work: TypeAlias = int
+"""Handle of an outstanding send."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ingest:
+    iteration: int
+    idle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    dst: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class Recv:
+    src: int
+    lane: Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    work: Work
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    batch: ForwardBatch
+    hidden: Hidden | None
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitTokens:
+    output: Output
+
+
+@dataclass(frozen=True, slots=True)
+class Observe:
+    """``what`` names the fact, ``keys`` the things asked about; the value is a tuple in the order of ``keys``."""
+
+    what: str
+    keys: tuple[str, ...]
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    what: str
+    key: str
+    args: tuple[object, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """``status``: "token" for a streamed token, "finished", "aborted" or "refused" for a terminal reply."""
+
+    rid: str
+    status: str
+    token_ids: tuple[int, ...] = ()
+    num_output_tokens: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One visit of a slot, in logical terms only: no time, no address. This is what the digests cover."""
+
+    iteration: int
+    slot: int
+    mode: str  # extend | decode | mixed | empty
+    pieces: tuple[tuple[str, int, int], ...]  # (rid, prefix_len, new_tokens)
+    retracted: tuple[str, ...]
+    chunked_rid: str | None
+    state_digest: str  # queues, running sets, pool and ratio after the decision
+
+
+@dataclass(frozen=True, slots=True)
+class Harvest:
+    """What one iteration delivered. ``harvested`` is the launch iteration, None if the slot held nothing."""
+
+    iteration: int
+    slot: int
+    harvested: int | None
+    delivered: tuple[tuple[str, int], ...]  # (rid, n): the n-th token of rid, n from 1
+    finished: tuple[str, ...]
+    token_ids: tuple[int, ...]  # one a delivered token
+    free_tokens: int
+    evictable_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    decision: Decision
+
+
+@dataclass(frozen=True, slots=True)
+class Harvested:
+    harvest: Harvest
+
+
+Effect: TypeAlias = (
+    Ingest | Send | Recv | Commit | Drop | Launch | AwaitTokens | Observe | Act | Reply | Decided | Harvested
+)
+
+
+def ingest(iteration: int, idle: bool) -> Effects[tuple[Input, ...]]:
+    return (yield Ingest(iteration, idle))  # type: ignore[no-any-return]
+
+
+def send(dst: int, message: Message) -> Effects[Work]:
+    return (yield Send(dst, message))  # type: ignore[no-any-return]
+
+
+def recv(src: int, lane: Lane) -> Effects[Message]:
+    return (yield Recv(src, lane))  # type: ignore[no-any-return]
+
+
+def commit(work: Work) -> Effects[None]:
+    yield Commit(work)
+
+
+def drop(work: Work) -> Effects[None]:
+    yield Drop(work)
+
+
+def launch(batch: ForwardBatch, hidden: Hidden | None) -> Effects[object]:
+    return (yield Launch(batch, hidden))
+
+
+def await_tokens(output: Output) -> Effects[tuple[int, ...]]:
+    return (yield AwaitTokens(output))  # type: ignore[no-any-return]
+
+
+def observe(what: str, keys: tuple[str, ...], iteration: int) -> Effects[Local[tuple[int, ...]]]:
+    return (yield Observe(what, keys, iteration))  # type: ignore[no-any-return]
+
+
+def act(what: str, key: str, *args: object) -> Effects[None]:
+    yield Act(what, key, args)
+
+
+def reply(message: Reply) -> Effects[None]:
+    yield message
+
+
+def decided(decision: Decision) -> Effects[None]:
+    yield Decided(decision)
+
+
+def harvested(harvest: Harvest) -> Effects[None]:
+    yield Harvested(harvest)

@@ -1,0 +1,177 @@
+"""What travels between ranks: frozen, typed, each with the lane it rides on (protocol.md 2.1 to 2.3).
+
+A message carries its own logical address (iteration, slot). The released engines send most of these untyped and
+unnumbered; here a receiver can tell a wrong kind, a wrong iteration and a wrong shape at once and name the side that
+broke the rule, instead of hanging an hour later (bugs.md B20, B29, B54).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar, TypeAlias
+
+from ppsim.core.tokens import TokenBytes
+
+
+class Lane(Enum):
+    """A separate matching space between two ranks. FIFO inside a lane, unordered between lanes."""
+
+    START = "start"  # capacity and plan agreement, before iteration 0
+    CONTROL = "control"  # request lists and rid lists ("pyobj ring")
+    TENSOR = "tensor"  # hidden states and outputs ("tensor dict")
+    GRAMMAR = "grammar"
+    HICACHE = "hicache"
+    BOOTSTRAP = "bootstrap"
+
+
+class Kind(Enum):
+    """The type field of a message; a typed inbox keeps one FIFO for each."""
+
+    START = "start"
+    META = "meta"
+    HIDDEN = "hidden"
+    OUTPUT = "output"
+    VOTE = "vote"
+    VERDICT = "verdict"
+    SIDE = "side"
+
+
+# --- replicated inputs: the elements of a request list ---------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A generation request. ``stop_token_ids`` end it early unless ``ignore_eos``.
+
+    ``grammar`` names a grammar to compile first (None: unconstrained). ``room`` is the PD bootstrap room.
+    """
+
+    rid: str
+    prompt: TokenBytes
+    max_new_tokens: int
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    return_logprob: bool = False
+    priority: int = 0
+    grammar: str | None = None
+    room: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AbortReq:
+    """Abort one request (``rid``) or, with ``abort_all``, every one. ``reason`` goes into the reply."""
+
+    rid: str
+    abort_all: bool = False
+    reason: str = "abort"
+
+
+@dataclass(frozen=True, slots=True)
+class FlushCache:
+    """Empty the radix cache; done only where the rank is fully idle, on all ranks alike (protocol.md section 9)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """No further input follows. Every rank ends its loop at the top of this iteration."""
+
+
+Input: TypeAlias = NewRequest | AbortReq | FlushCache | Shutdown
+
+
+# --- messages --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Start-up ring: MIN of the local capacities on the first pass, the agreed plan on the second."""
+
+    kind: ClassVar[Kind] = Kind.START
+    lane: ClassVar[Lane] = Lane.START
+    sender: int
+    values: tuple[int, ...]
+    iteration: int = -1
+    slot: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Meta:
+    """The ordered list of inputs that every rank processes in ``iteration``; sent every iteration, empty or not."""
+
+    kind: ClassVar[Kind] = Kind.META
+    lane: ClassVar[Lane] = Lane.CONTROL
+    sender: int
+    iteration: int
+    slot: int
+    inputs: tuple[Input, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Hidden:
+    """Activations of the batch launched in ``iteration``: shape [num_tokens, hidden_size]. ``payload`` is the world's."""
+
+    kind: ClassVar[Kind] = Kind.HIDDEN
+    lane: ClassVar[Lane] = Lane.TENSOR
+    sender: int
+    iteration: int
+    slot: int
+    num_tokens: int
+    payload: object = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Sampled tokens of the batch launched in ``iteration``: one row per request, in batch order."""
+
+    kind: ClassVar[Kind] = Kind.OUTPUT
+    lane: ClassVar[Lane] = Lane.TENSOR
+    sender: int
+    iteration: int
+    slot: int
+    num_rows: int
+    payload: object = field(default=None, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Vote:
+    """First pass of a ring vote: what all ranks up to the sender have observed (protocol.md 6.3)."""
+
+    kind: ClassVar[Kind] = Kind.VOTE
+    lane: ClassVar[Lane] = Lane.CONTROL
+    sender: int
+    iteration: int
+    slot: int
+    name: str
+    good: tuple[str, ...]
+    bad: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Second pass: the numbered, immutable conclusion of the vote taken in ``iteration``."""
+
+    kind: ClassVar[Kind] = Kind.VERDICT
+    lane: ClassVar[Lane] = Lane.CONTROL
+    sender: int
+    iteration: int
+    slot: int
+    name: str
+    number: int
+    good: tuple[str, ...]
+    bad: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """A leader's decision on a side lane (grammar, HiCache, bootstrap), handed down the chain."""
+
+    kind: ClassVar[Kind] = Kind.SIDE
+    sender: int
+    lane: Lane
+    iteration: int
+    slot: int
+    values: tuple[object, ...]
+
+
+Message: TypeAlias = Start | Meta | Hidden | Output | Vote | Verdict | Side

@@ -1,0 +1,114 @@
+"""What single fields cannot say: combinations that contradict each other or could never make progress.
+
+A configuration that can never progress is refused here, at the start, and not polled for ever (bugs.md B95, B114).
+"""
+
+from __future__ import annotations
+
+from ppsim.errors import ScenarioError
+from ppsim.scenario.tree import Scenario
+
+
+def check_scenario(s: Scenario) -> None:
+    """Raise ScenarioError for the first contradiction."""
+    check_cluster(s)
+    check_scheduler(s)
+    check_model(s)
+    check_workload(s)
+
+
+def check_cluster(s: Scenario) -> None:
+    c = s.cluster
+    if c.pp_size > s.model.num_hidden_layers and s.cost.source != "unit":
+        raise ScenarioError(
+            "cluster.pp_size",
+            f"{c.pp_size} stages, but the model has only {s.model.num_hidden_layers} layers",
+            "every stage needs at least one layer",
+        )
+    if c.tp_replicas > c.tp_size:
+        raise ScenarioError("cluster.tp_replicas", f"{c.tp_replicas} is more than cluster.tp_size {c.tp_size}")
+    if s.scheduler.exchange_order == "paired" and c.pp_size != 2:
+        raise ScenarioError(
+            "scheduler.exchange_order", f"'paired' needs cluster.pp_size 2, got {c.pp_size}", "use 'parity'"
+        )
+
+
+def check_scheduler(s: Scenario) -> None:
+    c = s.scheduler
+    chunk = c.chunked_prefill_size
+    if chunk != -1 and chunk <= 0:
+        raise ScenarioError("scheduler.chunked_prefill_size", f"must be positive, or -1 for no chunking, got {chunk}")
+    if chunk != -1 and chunk % c.page_size:
+        raise ScenarioError(
+            "scheduler.chunked_prefill_size",
+            f"{chunk} is not a multiple of scheduler.page_size {c.page_size}",
+            f"nearest multiple: {max(1, round(chunk / c.page_size)) * c.page_size}",
+        )
+    pools = c.max_total_tokens if isinstance(c.max_total_tokens, tuple) else (c.max_total_tokens,)
+    if isinstance(c.max_total_tokens, tuple) and len(c.max_total_tokens) != s.cluster.pp_size:
+        raise ScenarioError(
+            "scheduler.max_total_tokens",
+            f"has {len(c.max_total_tokens)} entries for {s.cluster.pp_size} ranks",
+            "give one number, or one for each rank",
+        )
+    for pool in pools:
+        if pool is None:
+            continue
+        need = max(chunk if chunk != -1 else 1, c.page_size)
+        if pool < need:
+            raise ScenarioError(
+                "scheduler.max_total_tokens",
+                f"a pool of {pool} tokens is smaller than one chunk or page ({need} tokens)",
+                "no prompt of a full chunk could ever run",
+            )
+
+
+def check_model(s: Scenario) -> None:
+    m = s.model
+    partition = m.layer_partition
+    if partition is not None:
+        if len(partition) != s.cluster.pp_size:
+            raise ScenarioError("model.layer_partition", f"has {len(partition)} entries for {s.cluster.pp_size} stages")
+        if sum(partition) != m.num_hidden_layers:
+            raise ScenarioError(
+                "model.layer_partition",
+                f"sums to {sum(partition)}, but the model has {m.num_hidden_layers} layers",
+            )
+    if m.num_attention_heads % m.num_key_value_heads:
+        raise ScenarioError(
+            "model.num_key_value_heads",
+            f"{m.num_key_value_heads} does not divide model.num_attention_heads {m.num_attention_heads}",
+        )
+    if m.num_attention_heads % s.cluster.tp_size:
+        raise ScenarioError(
+            "cluster.tp_size",
+            f"{s.cluster.tp_size} does not divide the {m.num_attention_heads} attention heads",
+        )
+
+
+def check_workload(s: Scenario) -> None:
+    w = s.workload
+    if w.source == "requests" and not w.requests:
+        raise ScenarioError("workload.requests", "is empty", "source 'requests' needs [[workload.requests]] entries")
+    if w.source == "generated" and w.num_requests == 0:
+        raise ScenarioError("workload.num_requests", "must be positive for a generated workload, got 0")
+    if w.source == "chunks" and s.scheduler.chunked_prefill_size == -1:
+        raise ScenarioError("workload.source", "'chunks' needs scheduler.chunked_prefill_size", "set a chunk size")
+    seen: dict[str, int] = {}
+    for i, r in enumerate(w.requests):
+        if r.rid in seen:
+            raise ScenarioError(
+                f"workload.requests.{i}.rid",
+                f"{r.rid!r} is already the id of request {seen[r.rid]}",
+                "ids are unique",
+            )
+        seen[r.rid] = i
+        if r.at_iteration is not None and r.at_ms is not None:
+            raise ScenarioError(
+                f"workload.requests.{i}",
+                "has both at_iteration and at_ms",
+                "a request arrives at one of them",
+            )
+    for name, length in (("input_length", w.input_length), ("output_length", w.output_length)):
+        if length.min > length.max:
+            raise ScenarioError(f"workload.{name}.min", f"{length.min} is more than max {length.max}")

@@ -1,0 +1,134 @@
+"""Read a scenario: a name in ``scenarios/`` or a TOML file, then ``--set key=value`` in order, then validation.
+
+All problems come out as ``ScenarioError`` with the dotted key, what was wrong, and the nearest name where a key is
+unknown.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterable, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from ppsim.errors import ScenarioError, UsageError
+from ppsim.scenario.check import check_scenario
+from ppsim.scenario.tree import Scenario
+
+SCENARIO_DIRS = (Path("scenarios"), Path(__file__).resolve().parents[2] / "scenarios")
+
+
+def load_scenario(name_or_path: str, overrides: Iterable[str] = (), *, seed: int | None = None) -> Scenario:
+    """Load, override, validate. Raises ScenarioError or UsageError; never anything else for bad input."""
+    path = find_scenario(name_or_path)
+    try:
+        raw = tomllib.loads(path.read_text(encoding="utf-8"))
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
+    for key, value in parse_overrides(overrides):
+        put(raw, key, value)
+    if seed is not None:
+        raw["seed"] = seed
+    raw.setdefault("name", path.stem)
+    scenario = validate(raw)
+    check_scenario(scenario)
+    return scenario
+
+
+def find_scenario(name_or_path: str) -> Path:
+    """A path that exists, or a name below one of the scenario folders."""
+    direct = Path(name_or_path)
+    if direct.suffix == ".toml" or direct.is_file():
+        if direct.is_file():
+            return direct
+        raise UsageError(f"scenario file {name_or_path} does not exist")
+    known: dict[str, Path] = {}
+    for folder in SCENARIO_DIRS:
+        for path in sorted(folder.glob("**/*.toml")):
+            known.setdefault(str(path.relative_to(folder).with_suffix("")), path)
+    if name_or_path in known:
+        return known[name_or_path]
+    near = get_close_matches(name_or_path, known, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else "see: ppsim list scenarios"
+    raise UsageError(f"unknown scenario {name_or_path!r} ({hint})")
+
+
+def parse_overrides(overrides: Iterable[str]) -> list[tuple[str, Any]]:
+    """Split ``key=value``; the value is read as TOML, or taken as a string where it is not TOML."""
+    pairs = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        if not equals or not key.strip():
+            raise UsageError(f"--set {text!r}: expected key=value, for example cluster.pp_size=4")
+        try:
+            parsed = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed = value
+        pairs.append((key.strip(), parsed))
+    return pairs
+
+
+def put(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in a nested dictionary."""
+    *sections, leaf = key.split(".")
+    place = raw
+    for i, section in enumerate(sections):
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise ScenarioError(".".join(sections[: i + 1]), "is a value, not a section", f"cannot set {key}")
+    place[leaf] = value
+
+
+def validate(raw: Mapping[str, Any]) -> Scenario:
+    """Validate a nested mapping; the first problem becomes a ScenarioError."""
+    try:
+        # Strict JSON mode takes a TOML array for a tuple, and still refuses "4" for a number.
+        return Scenario.model_validate_json(json.dumps(raw, default=str))
+    except ValidationError as error:
+        raise first_problem(error) from None
+    except ValueError as error:
+        raise ScenarioError("scenario", str(error)) from None
+
+
+def first_problem(error: ValidationError) -> ScenarioError:
+    problems = error.errors(include_url=False)
+    problem = min(problems, key=lambda p: p["type"] != "extra_forbidden")
+    where = [str(part) for part in problem["loc"]]
+    field = ".".join(where)
+    if problem["type"] == "extra_forbidden":
+        near = get_close_matches(where[-1], sorted(known_keys(where[:-1])), n=1, cutoff=0.5)
+        known = ", ".join(sorted(known_keys(where[:-1])))
+        return ScenarioError(field, "unknown key", f"did you mean {near[0]!r}?" if near else f"known here: {known}")
+    came = problem.get("input")
+    return ScenarioError(field, f"{problem['msg']}, got {came!r}")
+
+
+def known_keys(where: list[str]) -> list[str]:
+    """Keys of the section at a dotted place; list positions in between are skipped."""
+    model: type[BaseModel] = Scenario
+    for part in where:
+        if part.isdigit():
+            continue
+        if part not in model.model_fields:
+            return []
+        found = section_in(model.model_fields[part].annotation)
+        if found is None:
+            return []
+        model = found
+    return list(model.model_fields)
+
+
+def section_in(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = section_in(argument)
+        if found is not None:
+            return found
+    return None

@@ -1,0 +1,197 @@
+"""The scenario: everything that a run depends on, as one frozen tree.
+
+Names are SGLang's where SGLang has one; units come last; 0 means "free" for a cost or a link and "none" for a limit
+only where a key says so. A key that does nothing is a bug: ``tests/unit/test_scenario_keys.py`` walks all of them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+
+
+class Section(BaseModel):
+    """Unknown keys are refused, values are not coerced from strings, and nothing changes after loading."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Cluster(Section):
+    """Ranks and devices."""
+
+    pp_size: Positive = 4
+    tp_size: Positive = 1  # enters the cost
+    tp_replicas: Positive = 1  # tensor-parallel ranks of a stage that run as scheduler replicas of their own
+    pp_async_batch_depth: NonNegative = 0
+    comm_overlap: bool = False  # a communication stream of its own (SGLANG_PP_COMM_OVERLAP)
+    cuda_graph: bool = True  # decode batches run as a graph: their hidden states live in a static buffer
+
+
+class Scheduler(Section):
+    """Limits and policies that every rank must share (protocol.md 4 and 10.1)."""
+
+    schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
+    chunked_prefill_size: int = 8192  # tokens; -1: no chunking
+    max_prefill_tokens: Positive = 16384
+    prefill_max_requests: NonNegative = 0  # requests in a prefill batch; 0: no limit
+    enable_mixed_chunk: bool = False
+    prefill_decode_interval: NonNegative = 0  # iterations of decode forced after a prefill
+    schedule_conservativeness: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    max_running_requests: Positive = 256
+    pp_max_micro_batch_size: NonNegative = 0  # 0: max(max_running_requests // pp_size, 1)
+    max_total_tokens: Positive | tuple[Positive, ...] | None = None  # KV pool of each rank; None: from the memory
+    page_size: Positive = 1
+    disable_radix_cache: bool = False
+    context_length: Positive = 131072
+    clip_max_new_tokens: Positive = 4096
+    reserve_decode: Literal["slot", "all_slots"] = "slot"  # whose decode growth an admission reserves
+    hidden_send: Literal["after_harvest", "after_launch"] = "after_harvest"
+    skip_pure_chunked_output_comm: bool = False
+    exchange_order: Literal["send_first", "parity", "paired"] = "send_first"
+
+
+class Model(Section):
+    """Shape of the model. ``path`` is a local checkpoint folder for the executor (config.json and safetensors)."""
+
+    architecture: Literal["llama", "qwen3"] = "llama"
+    num_hidden_layers: Positive = 32
+    hidden_size: Positive = 4096
+    intermediate_size: Positive = 14336
+    num_attention_heads: Positive = 32
+    num_key_value_heads: Positive = 8
+    head_dim: Positive = 128
+    vocab_size: Positive = 128256
+    tie_word_embeddings: bool = False
+    dtype_bytes: Literal[1, 2, 4] = 2
+    layer_partition: tuple[Positive, ...] | None = None  # layers of each stage; None: even, remainder to the last
+    path: str | None = None
+
+
+class Gpu(Section):
+    """Memory of one GPU; with the model it gives the KV pool where scheduler.max_total_tokens is not set."""
+
+    memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 80.0
+    mem_fraction_static: Fraction = 0.85
+
+
+class CostTree(Section):
+    """Time of one forward pass, for the whole model; a stage takes its share of the layers.
+
+    ``unit``: every stage needs ``unit_ms`` for any non-empty batch (``slot_ms``: for a batch in slot s).
+    ``quadratic``: a prefill piece of x tokens after a prefix of L costs
+    max(floor, c + gamma L + b x + a (2 L x + x^2)); a decode batch of n rows over K tokens of KV costs c + r n + k K.
+    """
+
+    source: Literal["unit", "quadratic"] = "quadratic"
+    unit_ms: Cost = 1000.0
+    slot_ms: tuple[Cost, ...] = ()
+    prefill_floor_ms: Cost = 0.0
+    prefill_c_ms: Cost = 2.0
+    prefill_gamma_ms_per_token: Cost = 0.0
+    prefill_b_ms_per_token: Cost = 0.02
+    prefill_a_ms_per_token2: Cost = 2e-7
+    prefill_c_once: Literal["piece", "batch"] = "piece"
+    decode_c_ms: Cost = 6.0
+    decode_row_ms: Cost = 0.01
+    decode_kv_ms_per_token: Cost = 2e-5
+    decode_reads_own_token: bool = True
+    tp_comm_ms_per_token: Cost = 0.0  # all-reduce volume of one token at tp_size -> infinity; ring factor applied
+
+
+class Links(Section):
+    """Links between neighbouring stages. Bandwidth 0 is infinite."""
+
+    latency_us: Cost = 0.0
+    control_latency_us: Cost | None = None  # None: control messages pay the link's latency
+    bandwidth_gb_per_s: Cost = 0.0
+    jitter_us: Cost = 0.0  # each message: a uniform extra delay from the seed, never out of order
+    send: Literal["eager", "rendezvous"] = "eager"  # rendezvous: the host blocks in a tensor send until it is received
+    order: Literal["stream", "link", "none"] = "stream"  # behind what a payload queues on the sending rank
+    commit: Literal["all", "requests", "none"] = "all"  # which commits make the host wait for the peer
+    latency_on_stream: bool = False  # latency occupies the sender's stream too
+
+
+class Host(Section):
+    """CPU time of a rank."""
+
+    schedule_us: Cost = 0.0  # each visit of a slot, before the launch
+    process_us: Cost = 0.0  # each harvested batch
+    free_empty_visit: bool = False  # an empty visit costs nothing
+    idle_poll_us: Cost = 50.0  # an idle first rank looks for input this often
+    stage_jitter_percent: Annotated[float, Field(ge=0, le=100)] = 0.0  # each forward: uniform extra time from the seed
+
+
+class Length(Section):
+    """Distribution of a length in tokens. ``mean`` and ``sigma`` (of the log) for lognormal; bounds always apply."""
+
+    kind: Literal["fixed", "uniform", "lognormal"] = "fixed"
+    value: Positive = 1024
+    mean: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1024.0
+    sigma: Annotated[float, Field(ge=0, le=10)] = 1.0
+    min: Positive = 1
+    max: Positive = 131072
+
+
+class ScriptedRequest(Section):
+    """A request that names the iteration of the first rank in which it is read, or a time."""
+
+    rid: Annotated[str, Field(min_length=1)]
+    at_iteration: NonNegative | None = None
+    at_ms: Cost | None = None
+    prompt: Positive
+    output: Positive = 1
+    prefix_blocks: tuple[NonNegative, ...] = ()
+    stop_after: NonNegative = 0  # the n-th token is the stop token; 0: never
+    ignore_eos: bool = False
+    priority: int = 0
+    return_logprob: bool = False
+
+
+class Workload(Section):
+    """What arrives, and when."""
+
+    source: Literal["requests", "chunks", "generated", "trace"] = "generated"
+    requests: tuple[ScriptedRequest, ...] = ()
+    num_chunks: Positive = 1  # source "chunks": one prompt of so many full chunks, one output token
+    num_requests: NonNegative = 32  # generated: how many; trace: only the first so many (0: all)
+    arrival: Literal["poisson", "fixed", "burst"] = "poisson"
+    rate_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    input_length: Length = Length()
+    output_length: Length = Length(value=64)
+    num_prefixes: NonNegative = 0  # generated: requests start with one of so many shared prefixes
+    prefix_tokens: NonNegative = 0
+    block_tokens: Positive = 512  # tokens of one hash_id or prefix block
+    trace: str | None = None  # Mooncake JSONL or Azure CSV; None: the shipped generated trace
+    time_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # arrival times are multiplied by it
+    ignore_eos: bool = True  # False: each sampled token ends a request with probability eos_probability
+    eos_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class Run(Section):
+    """How a run is watched and when it is given up."""
+
+    check: bool = True  # check the invariants while running
+    max_iterations: NonNegative = 0  # of the first rank; 0: no limit. Reaching it is verdict "unknown"
+
+
+class Scenario(Section):
+    """One run. Same scenario and seed: the same bytes in the recording."""
+
+    name: str = "unnamed"
+    description: str = ""
+    seed: NonNegative = 0
+    cluster: Cluster = Cluster()
+    scheduler: Scheduler = Scheduler()
+    model: Model = Model()
+    gpu: Gpu = Gpu()
+    cost: CostTree = CostTree()
+    links: Links = Links()
+    host: Host = Host()
+    workload: Workload = Workload()
+    run: Run = Run()
