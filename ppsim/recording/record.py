@@ -1,0 +1,126 @@
+"""The recording of a run, in memory: what the worlds call while they run.
+
+Rule: an append and nothing more. Text, digests and statistics are made when the run is over. One list for each rank,
+never one list for all: the order in which a world happens to serve its ranks is not a fact about the run (design
+decision 11), and the executor has no such order at all.
+
+Ranks that decide alike share one object: a replica's equal record is replaced by the first rank's. That is a quarter
+of the memory at pp_size 4, and makes "all ranks agree" cheap to write and to check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from ppsim.core.effects import Decision, Harvest, Reply
+from ppsim.core.messages import Input
+from ppsim.recording.schema import Arrival, Ingested, Observed, Sampled, Span, TimedReply, input_record
+
+T = TypeVar("T", Decision, Harvest)
+
+
+class Recording:
+    """Records of one run. ``rank`` counts pp_rank * tp_replicas + tp_rank; ``world`` is "sim" or "exec"."""
+
+    def __init__(
+        self, pp_size: int, *, tp_replicas: int = 1, name: str = "", seed: int = 0, world: str = "sim"
+    ) -> None:
+        self.pp_size = pp_size
+        self.tp_replicas = tp_replicas
+        self.name = name
+        self.seed = seed
+        self.world = world
+        num_ranks = pp_size * tp_replicas
+        self.decisions: list[list[Decision]] = [[] for _ in range(num_ranks)]
+        self.harvests: list[list[Harvest]] = [[] for _ in range(num_ranks)]
+        self.observations: list[list[Observed]] = [[] for _ in range(num_ranks)]
+        self.spans: list[list[Span]] = [[] for _ in range(num_ranks)]
+        self.arrivals: list[Arrival] = []
+        self.ingestions: list[Ingested] = []
+        self.replies: list[TimedReply] = []
+        self.samples: list[Sampled] = []
+        self.warnings: list[str] = []
+
+    @property
+    def num_ranks(self) -> int:
+        return self.pp_size * self.tp_replicas
+
+    def pp_rank(self, rank: int) -> int:
+        """The stage of a rank."""
+        return rank // self.tp_replicas
+
+    def decision(self, rank: int, decision: Decision) -> None:
+        """A rank's scheduling decision, in iteration order."""
+        self.decisions[rank].append(shared(self.decisions, rank, decision))
+
+    def harvest(self, rank: int, harvest: Harvest) -> None:
+        """What a rank post-processed, in iteration order."""
+        self.harvests[rank].append(shared(self.harvests, rank, harvest))
+
+    def observed(self, rank: int, iteration: int, what: str, keys: tuple[str, ...], values: tuple[int, ...]) -> None:
+        """The answer to an ``Observe`` of a rank; its place within the iteration is counted here."""
+        mine = self.observations[rank]
+        nth = mine[-1].nth + 1 if mine and mine[-1].iteration == iteration else 0
+        mine.append(Observed(iteration, nth, what, keys, values))
+
+    def span(self, rank: int, stream: str, slot: int, iteration: int, start_ns: int, end_ns: int) -> None:
+        """A stream of a rank was busy in [start_ns, end_ns), at whatever time the world tells."""
+        self.spans[rank].append(Span(stream, slot, iteration, start_ns, end_ns))
+
+    def arrival(self, rid: str, at_ns: int, num_prompt_tokens: int, num_output_tokens: int) -> None:
+        """A client's request reached the server, read or not."""
+        self.arrivals.append(Arrival(rid, at_ns, num_prompt_tokens, num_output_tokens))
+
+    def ingested(self, iteration: int, inputs: Sequence[Input], time_ns: int) -> None:
+        """The first rank read these inputs. Nothing is recorded where there were none."""
+        if inputs:
+            records = tuple(input_record(item) for item in inputs)
+            self.ingestions.append(Ingested(iteration, time_ns, records, tuple(inputs)))
+
+    def reply(self, time_ns: int, reply: Reply) -> None:
+        """A reply left the first rank. It belongs to the iteration that the first rank decided last."""
+        mine = self.decisions[0]
+        iteration = mine[-1].iteration if mine else -1
+        self.replies.append(
+            TimedReply(
+                time_ns, iteration, reply.rid, reply.status, reply.token_ids, reply.num_output_tokens, reply.reason
+            )
+        )
+
+    def sampled(self, iteration: int, slot: int, token_ids: tuple[int, ...]) -> None:
+        """Tokens that the last rank sampled for the batch launched in ``iteration``."""
+        self.samples.append(Sampled(iteration, slot, token_ids))
+
+    def absorb(self, rank: int, part: Recording) -> None:
+        """Take over what ``part``, made by the process of one rank, holds about ``rank``; from rank 0 also the rest.
+
+        Ranks are absorbed in order, 0 first, so that equal records become one object again.
+        """
+        for decision in part.decisions[rank]:
+            self.decision(rank, decision)
+        for harvest in part.harvests[rank]:
+            self.harvest(rank, harvest)
+        self.observations[rank].extend(part.observations[rank])
+        self.spans[rank].extend(part.spans[rank])
+        if rank == 0:
+            self.arrivals.extend(part.arrivals)
+            self.ingestions.extend(part.ingestions)
+            self.replies.extend(part.replies)
+        self.samples.extend(part.samples)
+        for message in part.warnings:
+            self.warn(message)
+
+    def warn(self, message: str) -> None:
+        """Something the user should know although the run went on; shown once in the summary."""
+        if message not in self.warnings:
+            self.warnings.append(message)
+
+
+def shared(lists: list[list[T]], rank: int, record: T) -> T:
+    """The first rank's record at the same place where it is equal, else the record itself."""
+    place = len(lists[rank])
+    first = lists[0]
+    if rank and place < len(first) and first[place] == record:
+        return first[place]
+    return record

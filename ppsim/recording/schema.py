@@ -1,0 +1,137 @@
+"""What a run leaves behind, as types. Both worlds write these and nothing else; reports read these and nothing else.
+
+Rule: everything here is logical (rank, iteration, slot, rid, integers) except fields that end in ``_ns``. The logical
+part is a function of the scenario, the seed and the replicated inputs; the times belong to the world that made them.
+So digests and ``ppsim diff`` leave the times out, and summaries and pictures need them.
+
+``Decision``, ``Harvest`` and ``Reply`` are the core's own effects (``ppsim.core.effects``), recorded as they are.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import Literal, NamedTuple, TypeAlias
+
+from ppsim.core.messages import AbortReq, FlushCache, Input, NewRequest, Shutdown
+from ppsim.core.tokens import count
+
+SCHEMA = "ppsim-recording"
+SCHEMA_VERSION = 1
+
+VerdictKind: TypeAlias = Literal["pass", "fail", "unknown"]
+
+
+class Arrival(NamedTuple):
+    """A client sent request ``rid`` at ``at_ns``; the first rank may read it much later."""
+
+    rid: str
+    at_ns: int
+    num_prompt_tokens: int
+    num_output_tokens: int  # what it asks for; it may end earlier
+
+
+class InputRecord(NamedTuple):
+    """A replicated input without its bulk: of a prompt only the length and a digest stay.
+
+    Prompts are a function of the scenario and the seed, and would be most of the file. Who replays a recording makes
+    them again and holds them against ``prompt_digest``. ``fields`` are the remaining fields of the input, by name.
+    """
+
+    kind: str  # new | abort | flush | shutdown
+    rid: str
+    num_prompt_tokens: int
+    prompt_digest: str
+    fields: tuple[tuple[str, object], ...]
+
+
+class Ingested(NamedTuple):
+    """The first rank read ``inputs`` in ``iteration``. ``live`` has the inputs as they were; empty once read back."""
+
+    iteration: int
+    time_ns: int
+    inputs: tuple[InputRecord, ...]
+    live: tuple[Input, ...] = ()
+
+
+class TimedReply(NamedTuple):
+    """A message to the client, and when it left. ``iteration`` is the first rank's, -1 where none was running."""
+
+    time_ns: int
+    iteration: int
+    rid: str
+    status: str  # token | finished | aborted | refused
+    token_ids: tuple[int, ...]
+    num_output_tokens: int
+    reason: str
+
+
+class Span(NamedTuple):
+    """A rank's stream was busy with (slot, iteration) in [start_ns, end_ns)."""
+
+    stream: str  # forward | send | recv | copy | host
+    slot: int
+    iteration: int
+    start_ns: int
+    end_ns: int
+
+
+class Sampled(NamedTuple):
+    """The last rank sampled ``token_ids`` for the batch launched in ``iteration``, one a row."""
+
+    iteration: int
+    slot: int
+    token_ids: tuple[int, ...]
+
+
+class Observed(NamedTuple):
+    """What one rank alone saw: ``values`` in the order of ``keys``; the ``nth`` look of that iteration, from 0."""
+
+    iteration: int
+    nth: int
+    what: str
+    keys: tuple[str, ...]
+    values: tuple[int, ...]
+
+
+class Verdict(NamedTuple):
+    """How a run ended. ``message`` is the whole text for the user; the other fields say where, as far as known."""
+
+    kind: VerdictKind
+    exit_code: int
+    message: str = ""
+    invariant: str | None = None
+    rank: int | None = None
+    iteration: int | None = None
+    slot: int | None = None
+    rid: str | None = None
+
+
+PASS = Verdict("pass", 0)
+
+
+def input_record(item: Input) -> InputRecord:
+    """The record of one replicated input."""
+    match item:
+        case NewRequest():
+            fields = (
+                ("max_new_tokens", item.max_new_tokens),
+                ("stop_token_ids", item.stop_token_ids),
+                ("ignore_eos", item.ignore_eos),
+                ("return_logprob", item.return_logprob),
+                ("priority", item.priority),
+                ("grammar", item.grammar),
+                ("room", item.room),
+            )
+            return InputRecord("new", item.rid, count(item.prompt), prompt_digest(item.prompt), fields)
+        case AbortReq():
+            return InputRecord("abort", item.rid, 0, "", (("abort_all", item.abort_all), ("reason", item.reason)))
+        case FlushCache():
+            return InputRecord("flush", "", 0, "", ())
+        case Shutdown():
+            return InputRecord("shutdown", "", 0, "", ())
+    raise TypeError(f"{type(item).__name__} is not a replicated input (NewRequest, AbortReq, FlushCache, Shutdown)")
+
+
+def prompt_digest(prompt: bytes) -> str:
+    """Eight bytes of blake2b over a packed prompt, in hex."""
+    return blake2b(prompt, digest_size=8).hexdigest()
