@@ -1,0 +1,1 @@
+"""Reads recordings, and nothing else: tables, schedules and pictures of a run."""

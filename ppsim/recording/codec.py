@@ -1,0 +1,198 @@
+"""One record, one JSON array: the kind first, then the fields in the order of ``SHAPES``.
+
+Rule: the bytes are a function of the record. No floats, no spaces, no dictionaries whose order could change, and
+nothing but ASCII. The digests are taken over the same text (without rank and times), so a file and its digests
+cannot disagree about what a record says.
+
+``SHAPES`` is the schema: every field with its name and the check that a value read from a file must pass.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from ppsim.core.effects import Decision, Harvest
+from ppsim.recording.schema import Ingested, InputRecord, TimedReply
+
+Check: TypeAlias = Callable[[Any], Any]
+
+text_of = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), allow_nan=False).encode
+"""Compact JSON of a record's fields; tuples become arrays."""
+
+
+class BadField(ValueError):
+    """A value of a record is not what its field holds. ``field`` is its name; the file and line are the reader's."""
+
+    def __init__(self, field: str, expected: str, came: object) -> None:
+        super().__init__(field, expected, came)
+        self.field, self.expected, self.came = field, expected, came
+
+
+def integer(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError("an integer")
+    return value
+
+
+def string(value: Any) -> str:
+    if type(value) is not str:
+        raise TypeError("a string")
+    return value
+
+
+def optional(check: Check) -> Check:
+    def checked(value: Any) -> Any:
+        return None if value is None else check(value)
+
+    return checked
+
+
+def many(check: Check) -> Check:
+    """An array of such values, as a tuple."""
+
+    def checked(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list:
+            raise TypeError("an array")
+        return tuple([check(item) for item in value])
+
+    return checked
+
+
+def row(*checks: Check) -> Check:
+    """An array with exactly these values, as a tuple."""
+
+    def checked(value: Any) -> tuple[Any, ...]:
+        if type(value) is not list or len(value) != len(checks):
+            raise TypeError(f"an array of {len(checks)} values")
+        return tuple([check(item) for check, item in zip(checks, value)])
+
+    return checked
+
+
+def setting(value: Any) -> object:
+    """The value of an input's further field: a scalar, or an array of integers as a tuple."""
+    if isinstance(value, list):
+        return tuple([integer(item) for item in value])
+    if value is None or isinstance(value, str | int | bool):
+        return value
+    raise TypeError("a scalar or an array of integers")
+
+
+def input_row(value: Any) -> InputRecord:
+    settings = many(row(string, setting))
+    return InputRecord(*row(string, string, integer, string, settings)(value))
+
+
+REPLY = row(string, string, many(integer), integer, string)
+
+SHAPES: dict[str, tuple[tuple[str, Check], ...]] = {
+    "arrival": (("rid", string), ("at_ns", integer), ("num_prompt_tokens", integer), ("num_output_tokens", integer)),
+    "ingested": (("iteration", integer), ("time_ns", integer), ("inputs", many(input_row))),
+    "decision": (
+        ("rank", integer),
+        ("iteration", integer),
+        ("slot", integer),
+        ("mode", string),
+        ("pieces", many(row(string, integer, integer))),
+        ("retracted", many(string)),
+        ("chunked_rid", optional(string)),
+        ("state_digest", string),
+    ),
+    "harvest": (
+        ("rank", integer),
+        ("iteration", integer),
+        ("slot", integer),
+        ("harvested", optional(integer)),
+        ("delivered", many(row(string, integer))),
+        ("finished", many(string)),
+        ("token_ids", many(integer)),
+        ("free_tokens", integer),
+        ("evictable_tokens", integer),
+    ),
+    "same": (("rank", integer), ("kind", string), ("first", integer), ("count", integer)),
+    "observed": (
+        ("rank", integer),
+        ("iteration", integer),
+        ("nth", integer),
+        ("what", string),
+        ("keys", many(string)),
+        ("values", many(integer)),
+    ),
+    "sampled": (("iteration", integer), ("slot", integer), ("token_ids", many(integer))),
+    "replies": (("iteration", integer), ("time_ns", integer), ("replies", many(REPLY))),
+    "span": (
+        ("rank", integer),
+        ("stream", string),
+        ("slot", integer),
+        ("iteration", integer),
+        ("start_ns", integer),
+        ("end_ns", integer),
+    ),
+    "warning": (("message", string),),
+    "end": (("num_lines", integer), ("digest", string)),
+}
+
+
+def parse_row(value: Any) -> tuple[str, list[Any]]:
+    """Kind and checked fields of one line. Raises BadField."""
+    if type(value) is not list or not value or type(value[0]) is not str:
+        raise BadField("kind", "an array that begins with the kind of the record", value)
+    kind, fields = value[0], value[1:]
+    shape = SHAPES.get(kind)
+    if shape is None:
+        raise BadField("kind", f"one of {', '.join(SHAPES)}", kind)
+    if len(fields) != len(shape):
+        raise BadField(kind, f"{len(shape)} fields ({', '.join(name for name, _ in shape)})", f"{len(fields)}")
+    checked = []
+    for (name, check), field in zip(shape, fields):
+        try:
+            checked.append(check(field))
+        except TypeError as error:
+            raise BadField(f"{kind}.{name}", str(error), field) from None
+    return kind, checked
+
+
+def decision_fields(d: Decision) -> tuple[object, ...]:
+    return (d.iteration, d.slot, d.mode, d.pieces, d.retracted, d.chunked_rid, d.state_digest)
+
+
+def harvest_fields(h: Harvest) -> tuple[object, ...]:
+    return (
+        h.iteration,
+        h.slot,
+        h.harvested,
+        h.delivered,
+        h.finished,
+        h.token_ids,
+        h.free_tokens,
+        h.evictable_tokens,
+    )
+
+
+def ingested_fields(i: Ingested) -> tuple[object, ...]:
+    return (i.iteration, i.time_ns, i.inputs)
+
+
+def reply_fields(r: TimedReply) -> tuple[object, ...]:
+    """A reply without its time and iteration: those stand once for all replies that leave together."""
+    return (r.rid, r.status, r.token_ids, r.num_output_tokens, r.reason)
+
+
+def line_of(kind: str, *fields: object) -> str:
+    """The line of one record, without its end."""
+    return text_of([kind, *fields])
+
+
+def reply_lines(replies: Sequence[TimedReply]) -> list[str]:
+    """Replies that leave in the same iteration at the same time share a line."""
+    lines = []
+    together: list[tuple[object, ...]] = []
+    for i, reply in enumerate(replies):
+        together.append(reply_fields(reply))
+        following = replies[i + 1] if i + 1 < len(replies) else None
+        if following is None or (following.iteration, following.time_ns) != (reply.iteration, reply.time_ns):
+            lines.append(line_of("replies", reply.iteration, reply.time_ns, together))
+            together = []
+    return lines

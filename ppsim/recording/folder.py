@@ -1,0 +1,185 @@
+"""The run folder: ``config.toml``, ``recording.jsonl``, ``summary.json``, ``verdict.json``; ``runs/latest`` is newest.
+
+Rule: a run never disappears under another one. Without ``--out`` each run gets the next free number; a folder that was
+named is refused if it holds somebody's files, and replaced with a word about it if it holds an earlier run.
+``config.toml`` is the whole resolved scenario: ``ppsim run <folder>/config.toml`` is the same run again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from ppsim.errors import UsageError
+from ppsim.recording.reader import RecordingError, read_recording
+from ppsim.recording.record import Recording
+from ppsim.recording.schema import Verdict
+from ppsim.recording.writer import write_recording
+
+RUNS = Path("runs")
+LATEST = "latest"
+CONFIG, RECORDING, SUMMARY, VERDICT = FILES = ("config.toml", "recording.jsonl", "summary.json", "verdict.json")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """A place for one run. ``replaces`` is true where an earlier run stands in it."""
+
+    path: Path
+    replaces: bool = False
+
+
+def prepare_folder(out: str | None, name: str, seed: int) -> RunFolder:
+    """Make the folder before the run begins, so that a long run cannot end in a place that cannot be written."""
+    if out is None:
+        return RunFolder(next_free(RUNS, f"{name.replace('/', '-')}-{seed}"))
+    path = Path(out)
+    replaces = False
+    if path.is_dir():
+        there = [file for file in FILES if (path / file).exists()]
+        replaces = RECORDING in there and VERDICT in there
+        if there and not replaces:
+            raise UsageError(f"--out {out}: holds a {there[0]} that is not part of a run; choose another folder")
+    make(path)
+    probe = path / f".{RECORDING}"
+    try:
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise UsageError(f"--out {out}: cannot be written: {error.strerror}") from None
+    return RunFolder(path, replaces)
+
+
+@contextmanager
+def run_folder(out: str | None, name: str, seed: int) -> Iterator[RunFolder]:
+    """The folder of a run that is about to begin; gone again if the run never left anything in it."""
+    folder = prepare_folder(out, name, seed)
+    try:
+        yield folder
+    finally:
+        if not folder.replaces and folder.path.is_dir() and not any(folder.path.iterdir()):
+            folder.path.rmdir()
+
+
+def next_free(parent: Path, stem: str) -> Path:
+    """Make and return parent/stem-n with the smallest n from 1 that is free, also against a run beside this one."""
+    make(parent)
+    for n in count(1):
+        path = parent / f"{stem}-{n}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise UsageError(f"run folder {path}: cannot be made: {error.strerror}; choose one with --out") from None
+        return path
+    raise AssertionError("count() does not end")
+
+
+def make(path: Path) -> None:
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise UsageError(f"run folder {path}: a file is in the way; choose another place with --out") from None
+    except OSError as error:
+        raise UsageError(f"run folder {path}: cannot be made: {error.strerror}; choose one with --out") from None
+
+
+def write_run(
+    folder: RunFolder, config: Mapping[str, Any], recording: Recording, summary: Mapping[str, Any], verdict: Verdict
+) -> None:
+    """Fill the folder. Raises UsageError if it cannot be written."""
+    import tomli_w
+
+    path = folder.path
+    write_recording(recording, path / RECORDING)
+    put_text(path / CONFIG, tomli_w.dumps(without_none(config)))
+    put_text(path / SUMMARY, json_text(summary))
+    put_text(path / VERDICT, json_text(verdict._asdict()))
+    if path.parent == RUNS:
+        point_latest(path)
+
+
+def without_none(config: Mapping[str, Any]) -> dict[str, Any]:
+    """TOML has no null; every key that may be None has None as its default, so it is left out."""
+    clean: dict[str, Any] = {}
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            clean[key] = without_none(value)
+        elif isinstance(value, list | tuple):
+            clean[key] = [without_none(item) if isinstance(item, Mapping) else item for item in value]
+        elif value is not None:
+            clean[key] = value
+    return clean
+
+
+def json_text(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, indent=2, allow_nan=False) + "\n"
+
+
+def put_text(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8", newline="\n")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def point_latest(path: Path) -> None:
+    """Let runs/latest name this run: a link, or a text file with the name where links are impossible."""
+    latest = path.parent / LATEST
+    fresh = path.parent / f".{LATEST}-{path.name}"
+    try:
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(path.name, target_is_directory=True)
+    except (OSError, NotImplementedError):
+        put_text(fresh, path.name + "\n")
+    try:
+        os.replace(fresh, latest)
+    except OSError as error:
+        raise UsageError(f"{latest}: cannot be replaced: {error.strerror}") from None
+
+
+# --- finding and reading ---------------------------------------------------------------------------------------
+
+
+def find_run(run: str) -> Path:
+    """The folder or file of a run: a path, a name below runs/, or "latest"."""
+    for path in (Path(run), RUNS / run):
+        if path.is_file() and path.name == LATEST:
+            path = path.parent / path.read_text(encoding="utf-8").strip()
+        if path.is_dir() or path.is_file():
+            return path
+    raise UsageError(f"run {run!r} does not exist: give a run folder, a recording file, or a name below {RUNS}/")
+
+
+def find_recording(run: str) -> Path:
+    """The recording file of a run."""
+    path = find_run(run)
+    if path.is_dir():
+        path = path / RECORDING
+        if not path.is_file():
+            raise UsageError(f"{path.parent} is not a run folder: it has no {RECORDING}")
+    return path
+
+
+def open_run(run: str) -> Recording:
+    """The recording of a run folder or recording file. Raises UsageError for anything unreadable."""
+    return read_recording(find_recording(run))
+
+
+def read_verdict(run: str) -> Verdict:
+    """The verdict beside a recording; unknown where there is only the recording."""
+    path = find_recording(run).parent / VERDICT
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+        return Verdict(**fields)
+    except FileNotFoundError:
+        return Verdict("unknown", 5, f"{path} is missing")
+    except (OSError, ValueError, TypeError) as error:
+        raise RecordingError(str(path), 0, f"is not a verdict: {error}") from None

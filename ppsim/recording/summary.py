@@ -1,0 +1,232 @@
+"""A recording in numbers: the JSON object that ``ppsim run --json`` prints and ``summary.json`` keeps.
+
+Rule: integers in, one division at the end, so that equal recordings give equal bytes. Definitions:
+
+    ttft        first token's reply minus arrival; from_read counts from the moment the first rank read the request
+    tpot        (last token's reply - first token's reply) / (tokens - 1), for requests with two tokens or more
+    e2e         terminal reply minus arrival, of finished requests
+    percentile  linear between the two nearest order statistics, as numpy's default
+    makespan    first arrival to the last reply or the end of the last forward pass, whichever is later
+    window      start of the first forward pass to the end of the last, over all ranks
+    busy, idle  of a stage: union of its forward passes inside the window, and the rest of the window
+    bubble      idle over window; of the run: summed over the ranks
+    throughput  prompt tokens of finished requests, and delivered tokens, over the makespan
+
+What has no value (a percentile of nothing) is null; a rate over an empty makespan is 0. NaN never appears.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ppsim.recording.digest import rank_decision_digests, run_digest
+from ppsim.recording.record import Recording
+from ppsim.recording.schema import Span, Verdict
+
+NS_PER_S = 1_000_000_000
+
+
+@dataclass(slots=True)
+class Life:
+    """What the records say of one request; times in ns, None where it never came to that."""
+
+    rid: str
+    num_prompt_tokens: int = 0
+    arrived_ns: int | None = None
+    read_ns: int | None = None
+    token_ns: list[int] = field(default_factory=list)
+    ended_ns: int | None = None
+    status: str = "open"  # open | finished | aborted | refused
+
+
+def summarize(recording: Recording, verdict: Verdict, digest: str | None = None) -> dict[str, Any]:
+    """The summary, ready for JSON. ``digest`` is the run digest where the caller has it already."""
+    lives = list(request_lives(recording).values())
+    finished = [life for life in lives if life.status == "finished"]
+    makespan_ns = makespan(recording)
+    stages = [stage_times(recording, pp_rank) for pp_rank in range(recording.pp_size)]
+    prompt_tokens = sum(life.num_prompt_tokens for life in finished)
+    output_tokens = sum(len(life.token_ns) for life in lives)
+    return {
+        "verdict": verdict.kind,
+        "name": recording.name,
+        "world": recording.world,
+        "seed": recording.seed,
+        "digest": digest or run_digest(recording),
+        "num_requests": len(lives),
+        "num_finished": len(finished),
+        "num_aborted": sum(life.status == "aborted" for life in lives),
+        "num_refused": sum(life.status == "refused" for life in lives),
+        "num_retracted": sum(len(d.retracted) for d in recording.decisions[0]),
+        "num_iterations": num_iterations(recording),
+        "makespan_s": makespan_ns / NS_PER_S,
+        "bubble_ratio": bubble_ratio(stages),
+        "ttft_s": statistics(first_token_times(lives)),
+        "ttft_from_read_s": statistics(
+            life.token_ns[0] - life.read_ns for life in lives if life.token_ns and life.read_ns is not None
+        ),
+        "tpot_s": statistics(*token_intervals(lives)),
+        "e2e_s": statistics(
+            life.ended_ns - life.arrived_ns
+            for life in finished
+            if life.ended_ns is not None and life.arrived_ns is not None
+        ),
+        "input_tokens": prompt_tokens,
+        "output_tokens": output_tokens,
+        "input_tokens_per_s": rate(prompt_tokens, makespan_ns),
+        "output_tokens_per_s": rate(output_tokens, makespan_ns),
+        **cache_use(recording, lives),
+        "stages": [stage.as_json() for stage in stages],
+        "decision_digests": rank_decision_digests(recording),
+        "warnings": recording.warnings,
+    }
+
+
+# --- requests --------------------------------------------------------------------------------------------------
+
+
+def request_lives(recording: Recording) -> dict[str, Life]:
+    """Every request that arrived, was read or was answered, in that order."""
+    lives: dict[str, Life] = {}
+
+    def life_of(rid: str) -> Life:
+        return lives.setdefault(rid, Life(rid))
+
+    for arrival in recording.arrivals:
+        life = life_of(arrival.rid)
+        life.arrived_ns, life.num_prompt_tokens = arrival.at_ns, arrival.num_prompt_tokens
+    for ingested in recording.ingestions:
+        for item in ingested.inputs:
+            if item.kind == "new":
+                life = life_of(item.rid)
+                life.num_prompt_tokens = item.num_prompt_tokens
+                if life.read_ns is None:
+                    life.read_ns = ingested.time_ns
+    for reply in recording.replies:
+        life = life_of(reply.rid)
+        # A terminal reply repeats the count; tokens that no streamed reply had are delivered with it.
+        seen = len(life.token_ns)
+        new = len(reply.token_ids) if reply.status == "token" else max(0, reply.num_output_tokens - seen)
+        life.token_ns.extend([reply.time_ns] * new)
+        if reply.status != "token" and life.status == "open":
+            life.ended_ns, life.status = reply.time_ns, reply.status
+    return lives
+
+
+def first_token_times(lives: Iterable[Life]) -> list[int]:
+    return [life.token_ns[0] - life.arrived_ns for life in lives if life.token_ns and life.arrived_ns is not None]
+
+
+def token_intervals(lives: Iterable[Life]) -> tuple[list[int], list[int]]:
+    """Numerators and denominators of TPOT: elapsed ns and intervals of each request with at least two tokens."""
+    several = [life for life in lives if len(life.token_ns) > 1]
+    return [life.token_ns[-1] - life.token_ns[0] for life in several], [len(life.token_ns) - 1 for life in several]
+
+
+def cache_use(recording: Recording, lives: Iterable[Life]) -> dict[str, Any]:
+    """Prompt tokens that the radix cache already held when a request first ran, as the first rank decided."""
+    prompts = {life.rid: life.num_prompt_tokens for life in lives}
+    seen: dict[str, int] = {}
+    for decision in recording.decisions[0]:
+        for rid, prefix_len, _ in decision.pieces:
+            if rid not in seen:
+                seen[rid] = prefix_len
+    cached = sum(seen.values())
+    admitted = sum(prompts.get(rid, 0) for rid in seen)
+    return {"cached_tokens": cached, "cache_hit_rate": cached / admitted if admitted else 0.0}
+
+
+def num_iterations(recording: Recording) -> int:
+    """Iterations of the first rank: one more than the last it decided in."""
+    mine = recording.decisions[0]
+    return mine[-1].iteration + 1 if mine else 0
+
+
+# --- time ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StageTimes:
+    """Busy time of a stage's ranks inside the window of the run, in rank-ns."""
+
+    pp_rank: int
+    busy_ns: int
+    window_ns: int  # summed over the stage's ranks
+    num_replicas: int
+
+    def as_json(self) -> dict[str, Any]:
+        idle_ns = self.window_ns - self.busy_ns
+        return {
+            "pp_rank": self.pp_rank,
+            "busy_s": self.busy_ns / (NS_PER_S * self.num_replicas),
+            "idle_s": idle_ns / (NS_PER_S * self.num_replicas),
+            "bubble_ratio": idle_ns / self.window_ns if self.window_ns else 0.0,
+        }
+
+
+def forward_window(recording: Recording) -> tuple[int, int]:
+    """[first forward start, last forward end) over all ranks in ns; (0, 0) if nothing ran."""
+    forwards = [span for spans in recording.spans for span in spans if span.stream == "forward"]
+    if not forwards:
+        return 0, 0
+    return min(span.start_ns for span in forwards), max(span.end_ns for span in forwards)
+
+
+def stage_times(recording: Recording, pp_rank: int) -> StageTimes:
+    start, end = forward_window(recording)
+    replicas = range(pp_rank * recording.tp_replicas, (pp_rank + 1) * recording.tp_replicas)
+    busy = sum(covered_ns(recording.spans[rank]) for rank in replicas)
+    return StageTimes(pp_rank, busy, (end - start) * recording.tp_replicas, recording.tp_replicas)
+
+
+def covered_ns(spans: Iterable[Span]) -> int:
+    """Length of the union of the forward spans: two that overlap are not counted twice."""
+    covered = reached = 0
+    for start, end in sorted((span.start_ns, span.end_ns) for span in spans if span.stream == "forward"):
+        start = max(start, reached) if covered else start
+        if end > start:
+            covered += end - start
+            reached = end
+    return covered
+
+
+def bubble_ratio(stages: Sequence[StageTimes]) -> float:
+    window = sum(stage.window_ns for stage in stages)
+    busy = sum(stage.busy_ns for stage in stages)
+    return (window - busy) / window if window else 0.0
+
+
+def makespan(recording: Recording) -> int:
+    """First arrival to the last reply or forward end, in ns; without arrivals from the first forward start."""
+    start, end = forward_window(recording)
+    starts = [arrival.at_ns for arrival in recording.arrivals] or [start]
+    ends = [reply.time_ns for reply in recording.replies[-1:]] + [end]
+    return max(0, max(ends) - min(starts))
+
+
+# --- numbers ---------------------------------------------------------------------------------------------------
+
+
+def rate(count: int, elapsed_ns: int) -> float:
+    """Per second; 0 where no time passed."""
+    return count * NS_PER_S / elapsed_ns if elapsed_ns else 0.0
+
+
+def statistics(elapsed_ns: Iterable[int], divisors: Iterable[int] | None = None) -> dict[str, float | None]:
+    """Mean, p50, p90 and p99 in seconds of elapsed[i] / divisors[i] (1 without divisors)."""
+    elapsed = list(elapsed_ns)
+    seconds = sorted(e / (NS_PER_S * d) for e, d in zip(elapsed, divisors or [1] * len(elapsed)))
+    if not seconds:
+        return {"mean": None, "p50": None, "p90": None, "p99": None}
+    mean = sum(elapsed) / (NS_PER_S * len(elapsed)) if divisors is None else sum(seconds) / len(seconds)
+    return {"mean": mean, **{f"p{q}": percentile(seconds, q) for q in (50, 90, 99)}}
+
+
+def percentile(ordered: Sequence[float], q: int) -> float:
+    """Linear between order statistics: position q/100 * (n - 1). ``ordered`` ascends and is not empty."""
+    low, rest = divmod(q * (len(ordered) - 1), 100)
+    if not rest:
+        return ordered[low]
+    return ordered[low] + (ordered[low + 1] - ordered[low]) * rest / 100

@@ -1,0 +1,98 @@
+"""``recording.jsonl``: a header, one record a line, and a last line that says how many and with which digest.
+
+Rule: the same recording gives the same bytes, whichever world made it and in whatever order it served its ranks.
+
+Ranks that decided alike are written once: ``["same", rank, kind, first, count]`` says that a rank's records
+[first, first + count) of a kind are those of rank 0. Where a line of a rank stands out in full, it differed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from ppsim.core.effects import Decision, Harvest
+from ppsim.errors import UsageError
+from ppsim.recording.codec import (
+    decision_fields,
+    harvest_fields,
+    ingested_fields,
+    line_of,
+    reply_lines,
+    text_of,
+)
+from ppsim.recording.digest import run_digest
+from ppsim.recording.record import Recording
+from ppsim.recording.schema import SCHEMA, SCHEMA_VERSION
+
+T = TypeVar("T", Decision, Harvest)
+
+
+def write_recording(recording: Recording, path: Path) -> str:
+    """Write the file and return the run digest. Raises UsageError if the place cannot be written."""
+    digest = run_digest(recording)
+    num_lines = 0
+    try:
+        with path.open("w", encoding="ascii", newline="\n") as out:
+            for line in lines(recording):
+                out.write(line + "\n")
+                num_lines += 1
+            out.write(line_of("end", num_lines, digest) + "\n")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
+    return digest
+
+
+def lines(recording: Recording) -> Iterator[str]:
+    """All lines but the last: header, inputs, then the ranks in order, then what the clients got."""
+    yield header_line(recording)
+    for message in recording.warnings:
+        yield line_of("warning", message)
+    for arrival in recording.arrivals:
+        yield line_of("arrival", *arrival)
+    for ingested in recording.ingestions:
+        yield line_of("ingested", *ingested_fields(ingested))
+    for rank in range(recording.num_ranks):
+        yield from rank_lines("decision", rank, recording.decisions, decision_fields)
+        yield from rank_lines("harvest", rank, recording.harvests, harvest_fields)
+        for observed in recording.observations[rank]:
+            yield line_of("observed", rank, *observed)
+        for span in recording.spans[rank]:
+            yield line_of("span", rank, *span)
+    for sampled in recording.samples:
+        yield line_of("sampled", *sampled)
+    yield from reply_lines(recording.replies)
+
+
+def header_line(recording: Recording) -> str:
+    return text_of(
+        {
+            "format": SCHEMA,
+            "version": SCHEMA_VERSION,
+            "name": recording.name,
+            "seed": recording.seed,
+            "world": recording.world,
+            "pp_size": recording.pp_size,
+            "tp_replicas": recording.tp_replicas,
+        }
+    )
+
+
+def rank_lines(
+    kind: str, rank: int, lists: Sequence[Sequence[T]], fields: Callable[[T], tuple[object, ...]]
+) -> Iterator[str]:
+    """A rank's records of a kind; runs of records that it shares with rank 0 become one line."""
+    first = lists[0]
+    run_start = run_length = 0
+    for place, record in enumerate(lists[rank]):
+        if rank and place < len(first) and (record is first[place] or record == first[place]):
+            run_start = run_start if run_length else place
+            run_length += 1
+            continue
+        if run_length:
+            yield line_of("same", rank, kind, run_start, run_length)
+            run_length = 0
+        yield line_of(kind, rank, *fields(record))
+    if run_length:
+        yield line_of("same", rank, kind, run_start, run_length)

@@ -1,0 +1,63 @@
+"""A summary for people: plain text, fixed columns, the same bytes on a terminal and in a pipe.
+
+Rule: a number here is the number in ``summary.json``, rounded; nothing is computed a second time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+PERCENTILES = ("mean", "p50", "p90", "p99")
+LATENCIES = (
+    ("ttft", "ttft_s", "first token, from the client's arrival"),
+    ("ttft read", "ttft_from_read_s", "the same, from the first rank's reading"),
+    ("tpot", "tpot_s", "per output token after the first"),
+    ("e2e", "e2e_s", "last token, from the client's arrival"),
+)
+
+
+def summary_text(summary: Mapping[str, Any]) -> str:
+    """The table that ``ppsim run`` and ``ppsim show`` print; ``summary`` is the dictionary of ``summarize``."""
+    s = summary
+    lines = [
+        f"{s['name']}  seed {s['seed']}  verdict {s['verdict']}  digest {s['digest']}",
+        "",
+        f"requests    {s['num_finished']} of {s['num_requests']} finished, {s['num_refused']} refused, "
+        f"{s['num_aborted']} aborted, {s['num_retracted']} retractions",
+        f"time        {seconds(s['makespan_s'])} in {s['num_iterations']} iterations of the first rank, "
+        f"bubble {percent(s['bubble_ratio'])}",
+        f"throughput  {s['input_tokens_per_s']:,.1f} input tokens/s, {s['output_tokens_per_s']:,.1f} output tokens/s",
+        f"cache       {s['cached_tokens']:,} prompt tokens found, hit rate {percent(s['cache_hit_rate'])}",
+        "",
+        f"{'latency':<10}" + "".join(f"{name:>11}" for name in PERCENTILES),
+        *[latency_row(name, s[key], meaning) for name, key, meaning in LATENCIES],
+        "",
+        f"{'stage':<10}{'busy':>11}{'idle':>11}{'bubble':>11}",
+        *[stage_row(stage) for stage in s["stages"]],
+    ]
+    lines += [f"warning: {message}" for message in s["warnings"]]
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def latency_row(name: str, values: Mapping[str, float | None], meaning: str) -> str:
+    return f"{name:<10}" + "".join(f"{seconds(values[p]):>11}" for p in PERCENTILES) + f"   {meaning}"
+
+
+def stage_row(stage: Mapping[str, Any]) -> str:
+    times = f"{seconds(stage['busy_s']):>11}{seconds(stage['idle_s']):>11}"
+    return f"{stage['pp_rank']:<10}{times}{percent(stage['bubble_ratio']):>11}"
+
+
+def seconds(value: float | None) -> str:
+    """A time with three or more digits that mean something, in s, ms or us; "-" where there is none."""
+    if value is None:
+        return "-"
+    for scale, unit in ((1, "s"), (1e3, "ms")):
+        if abs(value * scale) >= 1:
+            return f"{value * scale:,.2f} {unit}"
+    return f"{value * 1e6:,.2f} us" if value else "0 s"
+
+
+def percent(ratio: float) -> str:
+    return f"{100 * ratio:.1f} %"
