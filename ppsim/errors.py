@@ -38,13 +38,15 @@ class ScenarioError(UsageError):
 
 
 class TraceError(UsageError):
-    """A line of a trace file cannot be read."""
+    """A line of a trace file cannot be read; line 0: the file as a whole."""
 
     def __init__(self, path: str, line: int, field: str, problem: str) -> None:
         super().__init__(path, line, field, problem)
         self.path, self.line, self.field, self.problem = path, line, field, problem
 
     def __str__(self) -> str:
+        if not self.line:
+            return f"{self.path}: {self.problem}"
         return f"{self.path}:{self.line}: field {self.field!r}: {self.problem}"
 
 

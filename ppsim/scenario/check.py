@@ -6,7 +6,7 @@ A configuration that can never progress is refused here, at the start, and not p
 from __future__ import annotations
 
 from ppsim.errors import ScenarioError
-from ppsim.scenario.tree import Scenario
+from ppsim.scenario.tree import MAX_TOKENS, Scenario
 
 
 def check_scenario(s: Scenario) -> None:
@@ -94,6 +94,16 @@ def check_workload(s: Scenario) -> None:
         raise ScenarioError("workload.num_requests", "must be positive for a generated workload, got 0")
     if w.source == "chunks" and s.scheduler.chunked_prefill_size == -1:
         raise ScenarioError("workload.source", "'chunks' needs scheduler.chunked_prefill_size", "set a chunk size")
+    if w.source == "chunks" and w.num_chunks * s.scheduler.chunked_prefill_size > MAX_TOKENS:
+        raise ScenarioError(
+            "workload.num_chunks",
+            f"{w.num_chunks} chunks of {s.scheduler.chunked_prefill_size} tokens are more than {MAX_TOKENS}",
+            "fewer chunks, or a smaller scheduler.chunked_prefill_size",
+        )
+    if w.num_prefixes and not w.prefix_tokens:
+        raise ScenarioError(
+            "workload.prefix_tokens", f"is 0, so the {w.num_prefixes} shared prefixes are empty", "give their length"
+        )
     seen: dict[str, int] = {}
     for i, r in enumerate(w.requests):
         if r.rid in seen:
@@ -112,3 +122,7 @@ def check_workload(s: Scenario) -> None:
     for name, length in (("input_length", w.input_length), ("output_length", w.output_length)):
         if length.min > length.max:
             raise ScenarioError(f"workload.{name}.min", f"{length.min} is more than max {length.max}")
+        if length.kind == "fixed" and not length.min <= length.value <= length.max:
+            raise ScenarioError(
+                f"workload.{name}.value", f"{length.value} is outside min {length.min} to max {length.max}"
+            )

@@ -127,27 +127,39 @@ class Host(Section):
     stage_jitter_percent: Annotated[float, Field(ge=0, le=100)] = 0.0  # each forward: uniform extra time from the seed
 
 
+MAX_TOKENS = 2**24  # of one request: more than any context, little enough to hold in memory
+Tokens = Annotated[int, Field(gt=0, le=MAX_TOKENS)]
+
+
 class Length(Section):
-    """Distribution of a length in tokens. ``mean`` and ``sigma`` (of the log) for lognormal; bounds always apply."""
+    """Distribution of a length in tokens.
+
+    ``fixed``: ``value``. ``uniform``: every integer from ``min`` to ``max``. ``lognormal``: arithmetic mean ``mean``,
+    standard deviation ``sigma`` of the log, then cut to ``min`` and ``max`` (which moves the mean).
+    """
 
     kind: Literal["fixed", "uniform", "lognormal"] = "fixed"
-    value: Positive = 1024
+    value: Tokens = 1024
     mean: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1024.0
     sigma: Annotated[float, Field(ge=0, le=10)] = 1.0
-    min: Positive = 1
-    max: Positive = 131072
+    min: Tokens = 1
+    max: Tokens = 131072
 
 
 class ScriptedRequest(Section):
-    """A request that names the iteration of the first rank in which it is read, or a time."""
+    """A request that names the iteration of the first rank in which it is read, or a time; neither: iteration 0.
+
+    ``prefix_blocks``: ids of the leading blocks of ``workload.block_tokens`` tokens each; equal leading ids are a
+    shared prefix. The rest of the prompt is the request's own; blocks beyond its end are not used.
+    """
 
     rid: Annotated[str, Field(min_length=1)]
     at_iteration: NonNegative | None = None
     at_ms: Cost | None = None
-    prompt: Positive
+    prompt: Tokens
     output: Positive = 1
-    prefix_blocks: tuple[NonNegative, ...] = ()
-    stop_after: NonNegative = 0  # the n-th token is the stop token; 0: never
+    prefix_blocks: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = ()
+    stop_after: NonNegative = 0  # the n-th sampled token is the stop token, without it the request has none; 0: never
     ignore_eos: bool = False
     priority: int = 0
     return_logprob: bool = False
@@ -159,17 +171,17 @@ class Workload(Section):
     source: Literal["requests", "chunks", "generated", "trace"] = "generated"
     requests: tuple[ScriptedRequest, ...] = ()
     num_chunks: Positive = 1  # source "chunks": one prompt of so many full chunks, one output token
-    num_requests: NonNegative = 32  # generated: how many; trace: only the first so many (0: all)
-    arrival: Literal["poisson", "fixed", "burst"] = "poisson"
-    rate_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
+    num_requests: NonNegative | None = None  # generated: how many (None: 32); trace: the first so many (None, 0: all)
+    arrival: Literal["poisson", "fixed", "burst"] = "poisson"  # fixed: equal gaps; burst: all at time 0
+    rate_per_s: Annotated[float, Field(ge=1e-6, le=1e9)] = 1.0
     input_length: Length = Length()
     output_length: Length = Length(value=64)
     num_prefixes: NonNegative = 0  # generated: requests start with one of so many shared prefixes
-    prefix_tokens: NonNegative = 0
-    block_tokens: Positive = 512  # tokens of one hash_id or prefix block
+    prefix_tokens: NonNegative = 0  # part of the input_length; a shorter prompt is the prefix alone
+    block_tokens: Tokens = 512  # tokens of one hash_id or prefix block
     trace: str | None = None  # Mooncake JSONL or Azure CSV; None: the shipped generated trace
     time_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # arrival times are multiplied by it
-    ignore_eos: bool = True  # False: each sampled token ends a request with probability eos_probability
+    ignore_eos: bool = True  # generated, trace. False: each sampled token is the stop token with eos_probability
     eos_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 

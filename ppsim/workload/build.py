@@ -1,0 +1,118 @@
+"""From the workload section of a scenario to its arrivals: one function for each source, one way to make a request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import TypeAlias
+
+from ppsim.core.messages import NewRequest
+from ppsim.scenario.tree import Scenario, ScriptedRequest
+from ppsim.workload.arrivals import EOS_TOKEN_ID, Arrival, Workload, in_order
+from ppsim.workload.content import own_block, prompt_tokens
+from ppsim.workload.draws import NS_PER_S, Stream, exactly
+from ppsim.workload.trace import read_trace
+
+NUM_GENERATED = 32
+NS_PER_MS = 1_000_000
+
+
+def build_workload(scenario: Scenario) -> Workload:
+    """All requests of a run. Prompts that no context could hold are kept: refusing them is the scheduler's reply.
+
+    Raises TraceError for a trace that cannot be read.
+    """
+    return SOURCES[scenario.workload.source](scenario)
+
+
+def scripted(s: Scenario) -> Workload:
+    """Source "requests": exactly what is written."""
+    return Workload(in_order([scripted_request(s, index, r) for index, r in enumerate(s.workload.requests)]))
+
+
+def scripted_request(s: Scenario, index: int, r: ScriptedRequest) -> Arrival:
+    request = NewRequest(
+        rid=r.rid,
+        prompt=prompt_tokens(r.prefix_blocks, s.workload.block_tokens, r.prompt, s.model.vocab_size, own_block(index)),
+        max_new_tokens=r.output,
+        stop_token_ids=(EOS_TOKEN_ID,) if r.stop_after else (),
+        ignore_eos=r.ignore_eos,
+        return_logprob=r.return_logprob,
+        priority=r.priority,
+    )
+    if r.at_ms is not None:
+        return Arrival(request, scaled(s, exactly(r.at_ms) * NS_PER_MS), None, r.output, r.stop_after)
+    return Arrival(request, None, r.at_iteration or 0, r.output, r.stop_after)
+
+
+def chunks(s: Scenario) -> Workload:
+    """Source "chunks": request R1 of ``num_chunks`` full chunks and one output token, read in iteration 0."""
+    length = s.workload.num_chunks * s.scheduler.chunked_prefill_size
+    prompt = prompt_tokens((), s.workload.block_tokens, length, s.model.vocab_size, own_block(0))
+    return Workload((Arrival(NewRequest("R1", prompt, max_new_tokens=1), None, 0, 1),))
+
+
+def generated(s: Scenario) -> Workload:
+    """Source "generated": five independent streams, so that changing one distribution moves nothing else."""
+    w = s.workload
+    num_requests = NUM_GENERATED if w.num_requests is None else w.num_requests
+    input_lengths, output_lengths, prefixes, stops = (
+        Stream(s.seed, f"workload.{name}") for name in ("input_length", "output_length", "prefix", "stop")
+    )
+    arrivals = []
+    for index, at_ns in enumerate(times(s, num_requests)):
+        shared = (prefixes.below(w.num_prefixes),) if w.num_prefixes and w.prefix_tokens else ()
+        length, output_length = input_lengths.length(w.input_length), output_lengths.length(w.output_length)
+        prompt = prompt_tokens(shared, max(1, w.prefix_tokens), length, s.model.vocab_size, own_block(index))
+        arrivals.append(sampled_request(s, index, prompt, at_ns, output_length, stops))
+    return Workload(in_order(arrivals))
+
+
+def times(s: Scenario, num_requests: int) -> list[int]:
+    """Arrival times in nanoseconds, the first at 0, before time_scale."""
+    w = s.workload
+    if w.arrival == "burst":
+        return [0] * num_requests
+    if w.arrival == "fixed":
+        return [round(i * NS_PER_S / exactly(w.rate_per_s)) for i in range(num_requests)]
+    gaps = Stream(s.seed, "workload.arrivals")
+    at_ns = [0]
+    while len(at_ns) < num_requests:
+        at_ns.append(at_ns[-1] + gaps.exponential_ns(w.rate_per_s))
+    return at_ns
+
+
+def from_trace(s: Scenario) -> Workload:
+    """Source "trace": the requests of a file. ``rid`` R7 is the seventh data row, whatever the order of arrival."""
+    w = s.workload
+    trace = read_trace(w.trace, w.block_tokens)
+    stops = Stream(s.seed, "workload.stop")
+    arrivals = []
+    for row in trace.rows[: w.num_requests or None]:
+        own = own_block(row.number)
+        prompt = prompt_tokens(row.hash_ids or (), w.block_tokens, row.input_length, s.model.vocab_size, own)
+        arrivals.append(sampled_request(s, row.number, prompt, row.at_ns, row.output_length, stops))
+    return Workload(in_order(arrivals), trace.warnings)
+
+
+def sampled_request(s: Scenario, index: int, prompt: bytes, at_ns: int, output_length: int, stops: Stream) -> Arrival:
+    """A request that runs to ``output_length`` or, without ``ignore_eos``, to a stop token drawn here."""
+    w = s.workload
+    stop_after = 0 if w.ignore_eos else stops.geometric(w.eos_probability)
+    request = NewRequest(
+        rid=f"R{index + 1}",
+        prompt=prompt,
+        max_new_tokens=output_length,
+        stop_token_ids=(EOS_TOKEN_ID,),
+        ignore_eos=w.ignore_eos,
+    )
+    return Arrival(request, scaled(s, at_ns), None, output_length, stop_after if stop_after <= output_length else 0)
+
+
+def scaled(s: Scenario, at_ns: int | Fraction) -> int:
+    """A time after ``workload.time_scale``, to the nearest nanosecond."""
+    return round(at_ns * exactly(s.workload.time_scale))
+
+
+Source: TypeAlias = Callable[[Scenario], Workload]
+SOURCES: dict[str, Source] = {"requests": scripted, "chunks": chunks, "generated": generated, "trace": from_trace}

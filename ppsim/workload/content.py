@@ -1,0 +1,81 @@
+"""Token content without text: a prompt is a sequence of named blocks, and equal names are equal tokens.
+
+Traces publish no text, only one id per block of the prompt (Mooncake: 512 tokens, Qin et al., FAST 2025). The token
+at ``offset`` of block ``h`` is therefore a pure function of (h, offset): a 32-bit mix, reduced to the vocabulary. It
+depends on no seed, no order and no other request, so the same id is the same content in every run and on any machine.
+
+Two prompts must share a prefix exactly as far as their leading ids are equal. A mix alone would not do: among the
+780 requests of the Mooncake excerpt that differ from their second block on, some pair would draw the same first token
+by chance. So the first token of a block is its id counted round the vocabulary, and the second one adds the number of
+rounds:
+
+    ids that differ by less than the usable vocabulary     the prefix ends exactly at the block's start
+    ids that meet after whole rounds                       it may end one token later, never more
+
+A request's own content, which nobody shares, has a negative id; ids of traces and scripts are never negative.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ppsim.core.tokens import TokenBytes
+
+NUM_SPECIAL_IDS = 4
+"""Token ids 0..3 are left to padding, begin, end and unknown, unless the vocabulary is smaller than twice that."""
+
+
+def own_block(index: int) -> int:
+    """Id of the block that only request number ``index`` (from 0) has."""
+    return -1 - index
+
+
+def prompt_tokens(block_ids: Sequence[int], block_tokens: int, length: int, vocab_size: int, own_id: int) -> TokenBytes:
+    """``length`` tokens: the named blocks of ``block_tokens`` each, cut or continued with block ``own_id``.
+
+    Ids must lie in [-2**63, 2**63).
+    """
+    num_named = min(len(block_ids), -(-length // block_tokens))
+    named = block_rows(block_ids[:num_named], 0, block_tokens, vocab_size).reshape(-1)[:length]
+    if len(named) == length:
+        return named.tobytes()
+    return named.tobytes() + block_rows([own_id], 0, length - len(named), vocab_size).tobytes()
+
+
+def block_rows(block_ids: Sequence[int], start: int, stop: int, vocab_size: int) -> npt.NDArray[np.uint32]:
+    """Tokens [start, stop) of each block: shape [len(block_ids), stop - start], little-endian."""
+    lowest = NUM_SPECIAL_IDS if vocab_size >= 2 * NUM_SPECIAL_IDS else 0
+    usable = vocab_size - lowest
+    ids = np.asarray(block_ids, dtype=np.int64).reshape(-1, 1)
+    offsets = np.arange(start, stop, dtype=np.uint32)
+    rows = mix(ids, offsets)
+    rows %= np.uint32(usable)
+    place = ids % usable  # of the sign of usable, also for a negative id
+    rounds = ids // usable
+    if start <= 0 < stop:
+        rows[:, -start] = place[:, 0]
+    if start <= 1 < stop:
+        anchor = mix(place, np.ones(1, dtype=np.uint32)) % np.uint32(usable)
+        rows[:, 1 - start] = ((anchor + rounds % usable) % usable)[:, 0]
+    rows += np.uint32(lowest)
+    return rows.astype("<u4", copy=False)
+
+
+def mix(ids: npt.NDArray[np.int64], offsets: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
+    """A 32-bit mix of (id, offset), by broadcasting: xor and multiply until every input bit reaches every output bit.
+
+    The constants are those of two published finalisers: SplitMix64 for the id, MurmurHash3's fmix32 for the sum.
+    """
+    keys = ids.astype(np.uint64)
+    keys = (keys ^ (keys >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    keys = (keys ^ (keys >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    cells = (keys >> np.uint64(32)).astype(np.uint32) + offsets * np.uint32(0x9E3779B1)
+    cells ^= cells >> np.uint32(16)
+    cells *= np.uint32(0x85EBCA6B)
+    cells ^= cells >> np.uint32(13)
+    cells *= np.uint32(0xC2B2AE35)
+    cells ^= cells >> np.uint32(16)
+    return cells
