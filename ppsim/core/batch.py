@@ -22,7 +22,6 @@ class Mode(Enum):
 class KVRow(Protocol):
     """A request's row in the page table. Live: read it while the launch is being answered, keep no reference."""
 
-    rid: str
     pages: list[int]  # page i holds positions [i*page_size, (i+1)*page_size)
 
     def input_ids(self, start: int, stop: int) -> list[int]:

@@ -19,6 +19,7 @@ class Lane(Enum):
 
     START = "start"  # capacity and plan agreement, before iteration 0
     CONTROL = "control"  # request lists and rid lists ("pyobj ring")
+    TP = "tp"  # inside a stage: from its leader to its tensor-parallel replicas, and back for reductions
     TENSOR = "tensor"  # hidden states and outputs ("tensor dict")
     GRAMMAR = "grammar"
     HICACHE = "hicache"
@@ -85,12 +86,13 @@ Input: TypeAlias = NewRequest | AbortReq | FlushCache | Shutdown
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start-up ring: MIN of the local capacities on the first pass, the agreed plan on the second."""
+    """Start-up ring: MIN of the local capacities on the first pass, the agreed one on the second."""
 
     kind: ClassVar[Kind] = Kind.START
     lane: ClassVar[Lane] = Lane.START
     sender: int
-    values: tuple[int, ...]
+    capacity_tokens: int
+    fingerprint: str  # of everything that all ranks must share
     iteration: int = -1
     slot: int = -1
 
@@ -100,16 +102,16 @@ class Meta:
     """The ordered list of inputs that every rank processes in ``iteration``; sent every iteration, empty or not."""
 
     kind: ClassVar[Kind] = Kind.META
-    lane: ClassVar[Lane] = Lane.CONTROL
     sender: int
     iteration: int
     slot: int
     inputs: tuple[Input, ...]
+    lane: Lane = Lane.CONTROL  # Lane.TP from a stage's leader to its replicas
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Activations of the batch launched in ``iteration``: shape [num_tokens, hidden_size]. ``payload`` is the world's."""
+    """Activations of the batch launched in ``iteration``: [num_tokens, hidden_size]. ``payload`` is the world's."""
 
     kind: ClassVar[Kind] = Kind.HIDDEN
     lane: ClassVar[Lane] = Lane.TENSOR

@@ -1,0 +1,93 @@
+"""Who may send what to whom, FIFO in each lane, with a typed inbox (protocol.md 2).
+
+    lane     from -> to                               carries
+    START    k -> k+1, last -> first                  capacity agreement, before iteration 0
+    CONTROL  k -> k+1, last -> first (verdicts)       request lists, votes, verdicts
+    TP       leader of a stage -> its replicas        the same request lists; reductions inside the stage
+    TENSOR   k -> k+1 (hidden), ring (outputs)        device data; each tensor-parallel replica on its own
+
+A message of another kind than the awaited one is put into the inbox of its kind (bugs.md B54). A message of the right
+kind with the wrong logical address is a protocol error that names the side at fault.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TypeVar
+
+from ppsim.core.config import RankConfig
+from ppsim.core.effects import Effects, Work, commit, recv, send
+from ppsim.core.errors import ProtocolError
+from ppsim.core.messages import Hidden, Kind, Lane, Message, Meta, Output, Side, Start, Verdict, Vote
+
+M = TypeVar("M", Start, Meta, Hidden, Output, Vote, Verdict, Side)
+
+
+class Endpoint:
+    """A rank's view of its links. Peers are numbered by ``rank_id`` = pp_rank * tp_replicas + tp_rank."""
+
+    def __init__(self, config: RankConfig) -> None:
+        self.config = config
+        self.rank_id = config.rank_id
+        self.leader = config.pp_rank * config.tp_replicas
+        stages, width = config.pp_size, config.tp_replicas
+        self.next = (config.pp_rank + 1) % stages * width + config.tp_rank
+        self.prev = (config.pp_rank - 1) % stages * width + config.tp_rank
+        self.replicas = tuple(self.leader + t for t in range(1, width))
+        self._inbox: dict[tuple[int, Lane, Kind], deque[Message]] = {}
+
+    @property
+    def is_leader(self) -> bool:
+        """The replica of its stage that talks on the control lane."""
+        return self.rank_id == self.leader
+
+    @property
+    def inbox_size(self) -> int:
+        """Messages put aside; zero at the end of an iteration in the basic loops (invariant 36)."""
+        return sum(len(queue) for queue in self._inbox.values())
+
+    def send(self, dst: int, message: Message) -> Effects[Work]:
+        return (yield from send(dst, message))
+
+    def receive(self, want: type[M], src: int, lane: Lane, iteration: int, slot: int) -> Effects[M]:
+        """The next message of this kind from ``src``; it must belong to this iteration and slot."""
+        message = yield from self._next_of_kind(want.kind, src, lane)
+        if not isinstance(message, want) or message.iteration != iteration or message.slot != slot:
+            raise ProtocolError(
+                self.rank_id,
+                iteration,
+                slot,
+                f"{want.kind.value} of iteration {iteration}, slot {slot}, from rank {src}",
+                f"{message.kind.value} of iteration {message.iteration}, slot {message.slot}",
+                self._blame(message, src, iteration),
+            )
+        return message
+
+    def _next_of_kind(self, kind: Kind, src: int, lane: Lane) -> Effects[Message]:
+        parked = self._inbox.get((src, lane, kind))
+        if parked:
+            return parked.popleft()
+        while True:
+            message = yield from recv(src, lane)
+            if message.kind is kind:
+                return message
+            self._inbox.setdefault((src, lane, message.kind), deque()).append(message)
+
+    def _blame(self, message: Message, src: int, iteration: int) -> str:
+        if message.iteration > iteration:
+            return f"rank {src} left a message out, or rank {self.rank_id} waits for one that is not due"
+        return f"rank {src} sent a message too many, or rank {self.rank_id} missed one"
+
+
+def commit_all(works: list[Work]) -> Effects[None]:
+    """Wait for each outstanding send in order, then forget them (protocol.md 3.1)."""
+    for work in works:
+        yield from commit(work)
+    works.clear()
+
+
+def shape_error(rank: int, iteration: int, slot: int, what: str, expected: int, came: int, src: int) -> ProtocolError:
+    """Sender and receiver disagree about the size of a tensor: the two have scheduled different batches."""
+    return ProtocolError(
+        rank, iteration, slot, f"{what} with {expected} rows", f"{came} rows", f"rank {src} scheduled another batch"
+    )

@@ -1,0 +1,62 @@
+"""What every rank of a run must share. Integers and exact fractions only: no float steers a decision (decision 4).
+
+Derived once from the scenario (``ppsim.scenario.rank``), so that both worlds start the same machine. Only
+``pp_rank`` and ``tp_rank`` differ between the ranks of a run.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+
+@dataclass(frozen=True, slots=True)
+class RankConfig:
+    """Limits in tokens unless the name says otherwise; None means "no limit" or "off"."""
+
+    pp_rank: int
+    pp_size: int
+    tp_rank: int = 0
+    tp_replicas: int = 1
+    pp_async_batch_depth: int = 0
+    schedule_policy: str = "fcfs"
+    chunked_prefill_size: int | None = 8192
+    max_prefill_tokens: int = 16384
+    prefill_max_requests: int | None = None
+    enable_mixed_chunk: bool = False
+    prefill_decode_interval: int = 0
+    max_running_requests: int = 256
+    max_micro_batch_size: int = 64  # requests decoding in one slot
+    page_size: int = 1
+    enable_radix_cache: bool = True
+    context_length: int = 131072
+    clip_max_new_tokens: int = 4096
+    reserve_all_slots: bool = False
+    hidden_after_launch: bool = False
+    skip_pure_chunk_output: bool = False
+    exchange_order: str = "send_first"
+    cuda_graph: bool = True
+    init_new_token_ratio: Fraction = Fraction(7, 10)
+    min_new_token_ratio: Fraction = Fraction(7, 10) * Fraction(14, 100)
+    new_token_ratio_decay_steps: int = 600
+    retract_decode_steps: int = 20
+    # Dynamic chunking: (first prefix length, chunk size) in rising order; size 0 falls back to the fixed size.
+    chunk_table: tuple[tuple[int, int], ...] = field(default=())
+
+    @property
+    def num_slots(self) -> int:
+        """L = pp_size + pp_async_batch_depth (protocol.md 0.2)."""
+        return self.pp_size + self.pp_async_batch_depth
+
+    @property
+    def is_first(self) -> bool:
+        return self.pp_rank == 0
+
+    @property
+    def is_last(self) -> bool:
+        return self.pp_rank == self.pp_size - 1
+
+    @property
+    def rank_id(self) -> int:
+        """The number of this rank among all: stages in order, replicas of a stage side by side."""
+        return self.pp_rank * self.tp_replicas + self.tp_rank

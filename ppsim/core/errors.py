@@ -1,0 +1,48 @@
+"""What a rank says when the rules are broken. Fail-stop: no rank goes on after one of these.
+
+All fields are positional, so that an error survives being rebuilt from ``.args`` (design decision 7).
+"""
+
+from __future__ import annotations
+
+
+class CoreError(Exception):
+    """Base of the errors that the replicated scheduler raises."""
+
+
+class ProtocolError(CoreError):
+    """A message came that the protocol does not allow here. ``blame`` names the side that broke the rule."""
+
+    def __init__(self, rank: int, iteration: int, slot: int, expected: str, came: str, blame: str) -> None:
+        super().__init__(rank, iteration, slot, expected, came, blame)
+        self.rank, self.iteration, self.slot = rank, iteration, slot
+        self.expected, self.came, self.blame = expected, came, blame
+
+    def __str__(self) -> str:
+        return (
+            f"rank {self.rank}, iteration {self.iteration}, slot {self.slot}: expected {self.expected}, "
+            f"got {self.came}; {self.blame}"
+        )
+
+
+class InvariantViolation(CoreError):
+    """A numbered invariant does not hold (``invariants.py``)."""
+
+    def __init__(self, invariant: str, rank: int, iteration: int, slot: int, rid: str, detail: str) -> None:
+        super().__init__(invariant, rank, iteration, slot, rid, detail)
+        self.invariant, self.rank, self.iteration = invariant, rank, iteration
+        self.slot, self.rid, self.detail = slot, rid, detail
+
+    def __str__(self) -> str:
+        about = f", request {self.rid}" if self.rid else ""
+        return (
+            f"{self.invariant} at rank {self.rank}, iteration {self.iteration}, slot {self.slot}{about}: {self.detail}"
+        )
+
+
+class PoolError(CoreError):
+    """The KV pool was asked for something that its owner count forbids."""
+
+
+class TransitionError(CoreError):
+    """A request was told to do what its state does not allow."""

@@ -1,0 +1,82 @@
+"""The documented places where a policy or a planted bug may step in (design decision 8).
+
+The methods below *are* the right protocol. A plug-in subclasses ``Hooks`` and overrides one of them; every rank gets an
+instance of its own, which may look at ``self.pp_rank``. Whatever a hook returns must be the same on all ranks, or the
+ranks fall out of step - which is what the planted bugs are for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ppsim.core.prefix import Node
+    from ppsim.core.request import Request
+    from ppsim.core.scheduler import Scheduler
+    from ppsim.core.slots import LaunchedBatch, Slot
+
+
+class Hooks:
+    """Default policy: the protocol as it should be."""
+
+    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
+        self.pp_rank = pp_rank
+        self.tp_rank = tp_rank
+
+    # --- start -----------------------------------------------------------------------------------------------
+
+    def capacity(self, agreed_tokens: int, local_tokens: int) -> int:
+        """KV pool size to use: the minimum over all ranks (invariant 22; bugs.md B04)."""
+        return agreed_tokens
+
+    # --- cache -----------------------------------------------------------------------------------------------
+
+    def access_stamp(self, clock: int) -> int:
+        """Recency of a node touched now; ``clock`` is the tree's logical operation counter."""
+        return clock
+
+    def eviction_key(self, node: Node) -> int:
+        """The leaf with the smallest key goes first; ties go to the older node."""
+        return node.last_access
+
+    # --- scheduling ------------------------------------------------------------------------------------------
+
+    def admission_order(self, waiting: list[Request]) -> list[Request]:
+        """Last word on the order in which waiting requests are tried, after the schedule policy."""
+        return waiting
+
+    def may_continue_chunk(self, scheduler: Scheduler, slot: Slot, num_places: int) -> bool:
+        """A chunked request goes on even where no place is free (bugs.md B17)."""
+        return True
+
+    def chunk_size(self, scheduler: Scheduler, prefix_len: int, planned: int) -> int:
+        """Budget of the next chunk of a request whose first ``prefix_len`` tokens are done."""
+        return planned
+
+    def clears_full_flag(self, slot: Slot, shrank: bool) -> bool:
+        """Whether ``batch_is_full`` falls now: the running set shrank or is empty (bugs.md B86)."""
+        return shrank or not slot.running
+
+    def retraction_order(self, running: list[Request]) -> list[Request]:
+        """Most preferred first; the last one is retracted first (protocol.md 4.5)."""
+        return sorted(running, key=lambda r: (-len(r.output_ids), r.prompt_len))
+
+    # --- results ---------------------------------------------------------------------------------------------
+
+    def is_middle_chunk(self, request: Request) -> bool:
+        """Whether a harvested row belongs to a middle chunk and its token is to be discarded."""
+        return request.inflight_middle_chunks > 0
+
+    def rows_to_harvest(self, batch: LaunchedBatch, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The sampled tokens, one a row, as this rank applies them."""
+        return token_ids
+
+    # --- communication ---------------------------------------------------------------------------------------
+
+    def sends_first(self, exchange_order: str, pp_rank: int) -> bool:
+        """Order inside the exchange (protocol.md 3.4): all send first, or only the even ranks do."""
+        return exchange_order != "parity" or pp_rank % 2 == 0
+
+    def commits_before_reuse(self, what: str) -> bool:
+        """Whether a send is waited for before its buffer is given up (invariant 38)."""
+        return True

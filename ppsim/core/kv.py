@@ -1,0 +1,116 @@
+"""Moving KV between requests, the radix tree and the pool: admit, stash, finish, retract (protocol.md 4.9, 4.10).
+
+    event      pages of the request                                   pages of the tree
+    admit      shares the cached prefix, takes new pages              prefix locked
+    stash      swaps duplicates for the tree's pages                  grows by what is computed; lock moves down
+    finish     releases everything                                    grows by prompt + output, unlocked
+    retract    releases everything                                    unlocked, grows by nothing
+
+With the radix cache off the tree stays empty and every page belongs to one request.
+"""
+
+from __future__ import annotations
+
+from ppsim.core.config import RankConfig
+from ppsim.core.hooks import Hooks
+from ppsim.core.pool import Pool
+from ppsim.core.prefix import Match, RadixCache
+from ppsim.core.request import Request
+
+
+class KVCache:
+    """Pool, tree and request table of one rank."""
+
+    def __init__(self, config: RankConfig, num_tokens: int, hooks: Hooks) -> None:
+        self.enable_radix_cache = config.enable_radix_cache
+        self.pool = Pool(num_tokens, config.page_size)
+        self.tree = RadixCache(self.pool, hooks)
+        # Rows are taken from the tail and put back there (protocol.md 4.9).
+        self.free_rows = list(range(1, config.max_running_requests + 1))
+
+    @property
+    def available_tokens(self) -> int:
+        """Tokens that an allocation could get: free now, or after eviction."""
+        return self.pool.free_tokens + self.tree.evictable_tokens
+
+    def match(self, request: Request) -> Match:
+        """Longest cached prefix of a request that is to be (re-)prefilled; the last token is always computed."""
+        if not self.enable_radix_cache:
+            return Match(0, [], self.tree.root)
+        return self.tree.match(request.tokens(request.seq_len - 1))
+
+    def admit_prefix(self, request: Request) -> None:
+        """Give an admitted request its row and its share of the cached prefix it stands on (already locked)."""
+        request.req_slot = self.free_rows.pop()
+        self.pool.share(request.pages)
+        request.pages = list(request.pages)
+        request.kv_len = request.cached_len = len(request.pages) * self.pool.page_size
+
+    def can_grow(self, request: Request, num_tokens: int) -> bool:
+        """Whether pages for ``num_tokens`` more tokens can be had, with eviction."""
+        missing = self._missing_pages(request, num_tokens)
+        return missing * self.pool.page_size <= self.available_tokens
+
+    def grow(self, request: Request, num_tokens: int) -> None:
+        """Take pages for the next ``num_tokens`` tokens, evicting only what is missing, and count them as written."""
+        missing = self._missing_pages(request, num_tokens)
+        self.evict_for(missing)
+        request.pages += self.pool.alloc(missing)
+        request.kv_len += num_tokens
+
+    def evict_for(self, num_pages: int) -> None:
+        """Evict the shortfall, so that ``num_pages`` are free if that is possible at all."""
+        if num_pages > self.pool.num_free_pages:
+            self.tree.evict(num_pages - self.pool.num_free_pages)
+
+    def stash(self, request: Request) -> None:
+        """Put what is computed (or launched) of an unfinished request into the tree and stand on the new node.
+
+        This happens before the launched chunk is harvested; later forwards of this rank come after it on the same
+        stream (protocol.md 4.1 step 3).
+        """
+        if not self.enable_radix_cache:
+            return
+        tokens = request.tokens(request.kv_len)
+        self.tree.insert(tokens, request.pages)
+        found = self.tree.match(tokens)
+        num_whole = len(found.pages)
+        self.pool.share(found.pages)
+        self.pool.release(request.pages[:num_whole])
+        request.pages[:num_whole] = found.pages
+        self.tree.lock(found.node)
+        if request.last_node is not None:
+            self.tree.unlock(request.last_node)
+        request.last_node, request.cached_len = found.node, found.num_tokens
+
+    def finish(self, request: Request, *, insert: bool = True) -> None:
+        """Give everything back; with ``insert`` the whole pages of prompt + output stay cached."""
+        if self.enable_radix_cache and insert:
+            self.tree.insert(request.tokens(request.kv_len), request.pages)
+        self._release(request)
+
+    def retract(self, request: Request) -> None:
+        """Give everything back without caching it (protocol.md 4.5)."""
+        self._release(request)
+
+    def audit(self) -> str:
+        """Empty if pool and tree agree; otherwise what is wrong."""
+        problem = self.pool.audit()
+        if problem:
+            return problem
+        cached = self.tree.evictable_tokens + self.tree.protected_tokens
+        if self.pool.free_tokens + cached > self.pool.capacity_tokens:
+            return f"{self.pool.free_tokens} free + {cached} cached tokens exceed {self.pool.capacity_tokens}"
+        return ""
+
+    def _missing_pages(self, request: Request, num_tokens: int) -> int:
+        return self.pool.pages_for(request.kv_len + num_tokens) - len(request.pages)
+
+    def _release(self, request: Request) -> None:
+        self.pool.release(request.pages)
+        if request.last_node is not None:
+            self.tree.unlock(request.last_node)
+        assert request.req_slot is not None
+        self.free_rows.append(request.req_slot)
+        request.pages, request.kv_len, request.cached_len = [], 0, 0
+        request.last_node, request.req_slot = None, None

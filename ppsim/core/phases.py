@@ -1,0 +1,220 @@
+"""The steps of an iteration as small generators; their order is the protocol (protocol.md 1.3, 1.5, 1.6).
+
+Each phase takes the rank and yields effects. Loops are lists of phases (``loop.py``). In iteration i a rank visits slot
+j = i mod L, harvests slot n = j+1 (launched L-1 iterations ago), and the last rank releases the output of slot
+f = j+P (launched ``depth`` iterations ago).
+"""
+
+from __future__ import annotations
+
+from ppsim.core.channels import commit_all, shape_error
+from ppsim.core.effects import Effects, await_tokens, decided, drop, harvested, ingest, launch, reply
+from ppsim.core.errors import ProtocolError
+from ppsim.core.messages import Hidden, Lane, Meta, Output, Shutdown
+from ppsim.core.rank import Rank
+
+
+def ingest_inputs(rank: Rank) -> Effects[None]:
+    """Step 1: the first rank takes what clients sent; all others take the list of this iteration from upstream."""
+    link, config = rank.link, rank.config
+    if not link.is_leader:
+        meta = yield from link.receive(Meta, link.leader, Lane.TP, rank.iteration, rank.slot)
+        rank.inputs = meta.inputs
+    elif config.is_first:
+        idle = rank.scheduler.fully_idle and rank.pp_outputs is None
+        rank.inputs = yield from ingest(rank.iteration, idle)
+    else:
+        meta = yield from link.receive(Meta, link.prev, Lane.CONTROL, rank.iteration, rank.slot)
+        rank.inputs = meta.inputs
+
+
+def forward_inputs(rank: Rank) -> Effects[None]:
+    """Step 2: wait for the list of the previous iteration, then pass this one on, empty or not."""
+    link, config = rank.link, rank.config
+    yield from commit_all(rank.send_req_work)
+    if link.is_leader:
+        for replica in link.replicas:
+            meta = Meta(link.rank_id, rank.iteration, rank.slot, rank.inputs, Lane.TP)
+            rank.send_req_work.append((yield from link.send(replica, meta)))
+        if not config.is_last:
+            meta = Meta(link.rank_id, rank.iteration, rank.slot, rank.inputs)
+            rank.send_req_work.append((yield from link.send(link.next, meta)))
+    rank.stopped = any(isinstance(item, Shutdown) for item in rank.inputs)
+
+
+def schedule(rank: Rank) -> Effects[None]:
+    """Step 3: apply the inputs and choose the batch of this slot."""
+    rank.scheduler.apply(rank.inputs)
+    rank.batch, decision = rank.scheduler.schedule(rank.iteration)
+    rank.sweep_had_batch |= rank.batch is not None
+    yield from decided(decision)
+    yield from send_replies(rank)
+
+
+def receive_hidden(rank: Rank) -> Effects[None]:
+    """Step 4: activations of this batch from the stage before, if there is a batch."""
+    rank.hidden = None
+    if rank.batch is None or rank.config.is_first:
+        return
+    link = rank.link
+    rank.hidden = yield from link.receive(Hidden, link.prev, Lane.TENSOR, rank.iteration, rank.slot)
+    expected = rank.batch.forward.num_tokens
+    if rank.hidden.num_tokens != expected:
+        raise shape_error(
+            link.rank_id, rank.iteration, rank.slot, "hidden states", expected, rank.hidden.num_tokens, link.prev
+        )
+
+
+def exchange_if_deep(rank: Rank) -> Effects[None]:
+    """Step 5: with pp_async_batch_depth > 0 the outputs are exchanged before the launch."""
+    if rank.config.pp_async_batch_depth > 0:
+        yield from exchange(rank)
+
+
+def commit_hidden(rank: Rank) -> Effects[None]:
+    """Step 6: the hidden states of the previous iteration must have been taken before the next launch."""
+    if rank.hooks.commits_before_reuse("hidden"):
+        yield from commit_all(rank.send_proxy_work)
+        return
+    for work in rank.send_proxy_work:
+        yield from drop(work)
+    rank.send_proxy_work.clear()
+
+
+def launch_batch(rank: Rank) -> Effects[None]:
+    """Step 7: start the forward pass; on the last rank its output waits in the queue until it is released."""
+    rank.hidden_out = None
+    if rank.batch is None:
+        return
+    forward = rank.batch.forward
+    payload = yield from launch(forward, rank.hidden)
+    if rank.config.is_last:
+        output = Output(rank.link.rank_id, forward.iteration, forward.slot, len(forward.pieces), payload)
+        rank.last_rank_comm_queue.append(output)
+    else:
+        rank.hidden_out = Hidden(rank.link.rank_id, forward.iteration, forward.slot, forward.num_tokens, payload)
+
+
+def send_hidden_early(rank: Rank) -> Effects[None]:
+    """Variant: hidden states leave right after the launch instead of after the harvest (open_choices.md)."""
+    if rank.config.hidden_after_launch:
+        yield from _send_hidden(rank)
+
+
+def exchange_if_shallow(rank: Rank) -> Effects[None]:
+    """Step 8: with depth 0 the outputs are exchanged after the launch."""
+    if rank.config.pp_async_batch_depth == 0:
+        yield from exchange(rank)
+
+
+def harvest(rank: Rank) -> Effects[None]:
+    """Step 9: wait for the tokens of slot n on the host and apply them."""
+    batch = rank.scheduler.slots.to_harvest(rank.iteration)
+    tokens: tuple[int, ...] | None = None
+    if batch.in_flight and rank.received is not None:
+        tokens = yield from await_tokens(rank.received)
+    result = rank.scheduler.absorb(rank.iteration, tokens)
+    yield from harvested(result)
+    yield from send_replies(rank)
+
+
+def send_hidden_late(rank: Rank) -> Effects[None]:
+    """Step 10: hidden states leave after the harvest of slot n."""
+    if not rank.config.hidden_after_launch:
+        yield from _send_hidden(rank)
+
+
+def carry_over(rank: Rank) -> Effects[None]:
+    """Steps 11 and 12: what was received is passed on in the next iteration; idle housekeeping after a sweep."""
+    rank.pp_outputs = None if rank.config.is_last else rank.received
+    if rank.slot == rank.config.num_slots - 1:
+        if not rank.sweep_had_batch:
+            rank.scheduler.on_idle()
+        rank.sweep_had_batch = False
+    yield from ()
+
+
+def exchange(rank: Rank) -> Effects[None]:
+    """Protocol.md 1.5: wait for the previous output send, then send and receive in the order of the backend."""
+    yield from commit_all(rank.send_output_work)
+    rank.received = None
+    if rank.config.pp_size == 1:
+        rank.received = _own_output(rank)
+    elif rank.hooks.sends_first(rank.config.exchange_order, rank.config.pp_rank):
+        yield from _send_output(rank)
+        yield from _receive_output(rank)
+    else:
+        yield from _receive_output(rank)
+        yield from _send_output(rank)
+
+
+def finish(rank: Rank) -> Effects[None]:
+    """After Shutdown: wait for every outstanding send, so that no buffer is left behind."""
+    yield from commit_all(rank.send_req_work)
+    yield from commit_all(rank.send_proxy_work)
+    yield from commit_all(rank.send_output_work)
+
+
+def send_replies(rank: Rank) -> Effects[None]:
+    """Every rank computes the replies; only the first one has a client (protocol.md 7.5)."""
+    outbox = rank.scheduler.outbox
+    if rank.config.is_first and rank.link.is_leader:
+        for message in outbox:
+            yield from reply(message)
+    outbox.clear()
+
+
+def _own_output(rank: Rank) -> Output | None:
+    """One stage: the output that is released now is the one that is harvested now (f == n where P == 1)."""
+    released = _release(rank)
+    batch = rank.scheduler.slots.to_harvest(rank.iteration).launched
+    return None if batch is not None and batch.forward.skip_output_comm else released
+
+
+def _release(rank: Rank) -> Output | None:
+    """Last rank: the head of the queue, if slot f holds a launched batch; it must belong to that batch (inv. 35)."""
+    slot = rank.scheduler.slots.to_release(rank.iteration)
+    if not slot.in_flight or slot.launched is None:
+        return None
+    expected = slot.launched.iteration
+    if not rank.last_rank_comm_queue or rank.last_rank_comm_queue[0].iteration != expected:
+        came = str(rank.last_rank_comm_queue[0].iteration) if rank.last_rank_comm_queue else "an empty queue"
+        raise ProtocolError(
+            rank.link.rank_id,
+            rank.iteration,
+            slot.index,
+            f"output of iteration {expected} at the head of the queue",
+            came,
+            "the last rank released an output out of order",
+        )
+    return rank.last_rank_comm_queue.popleft()
+
+
+def _send_output(rank: Rank) -> Effects[None]:
+    message = rank.pp_outputs
+    if rank.config.is_last:
+        released = _release(rank)
+        launched = rank.scheduler.slots.to_release(rank.iteration).launched
+        skipped = launched is not None and launched.forward.skip_output_comm
+        message = None if skipped else released
+    if message is not None:
+        rank.send_output_work.append((yield from rank.link.send(rank.link.next, message)))
+
+
+def _receive_output(rank: Rank) -> Effects[None]:
+    slot = rank.scheduler.slots.to_harvest(rank.iteration)
+    if not slot.in_flight or slot.launched is None or slot.launched.forward.skip_output_comm:
+        return
+    link, launched = rank.link, slot.launched
+    rank.received = yield from link.receive(Output, link.prev, Lane.TENSOR, launched.iteration, slot.index)
+    expected = len(launched.requests)
+    if rank.received.num_rows != expected:
+        raise shape_error(
+            link.rank_id, rank.iteration, slot.index, "output", expected, rank.received.num_rows, link.prev
+        )
+
+
+def _send_hidden(rank: Rank) -> Effects[None]:
+    if rank.hidden_out is not None:
+        rank.send_proxy_work.append((yield from rank.link.send(rank.link.next, rank.hidden_out)))
+        rank.hidden_out = None

@@ -1,0 +1,81 @@
+"""KV pages of one rank: who holds them, how often, and that none is lost.
+
+    page 0                 padding, never given out
+    pages 1 .. num_pages   refs == 0: in the free list;  refs > 0: held by requests and/or the radix tree
+
+A page returns to the free list when its last holder releases it. The free list is FIFO, so that equal decisions give
+equal page numbers on every rank (protocol.md 4.9: a consequence of lockstep, not a requirement).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+from ppsim.core.errors import PoolError
+
+
+class Pool:
+    """``num_tokens`` is rounded down to whole pages."""
+
+    def __init__(self, num_tokens: int, page_size: int) -> None:
+        self.page_size = page_size
+        self.num_pages = num_tokens // page_size
+        self._free: deque[int] = deque(range(1, self.num_pages + 1))
+        self._refs = [0] * (self.num_pages + 1)
+
+    @property
+    def capacity_tokens(self) -> int:
+        return self.num_pages * self.page_size
+
+    @property
+    def num_free_pages(self) -> int:
+        return len(self._free)
+
+    @property
+    def free_tokens(self) -> int:
+        return len(self._free) * self.page_size
+
+    def refs(self, page: int) -> int:
+        """Number of holders of a page."""
+        return self._refs[page]
+
+    def pages_for(self, num_tokens: int) -> int:
+        """Pages that hold so many tokens."""
+        return -(-num_tokens // self.page_size)
+
+    def alloc(self, num_pages: int) -> list[int]:
+        """Take pages from the head of the free list, one holder each. Raises PoolError if there are too few."""
+        if num_pages > len(self._free):
+            raise PoolError(f"{num_pages} pages asked for, {len(self._free)} of {self.num_pages} are free")
+        pages = [self._free.popleft() for _ in range(num_pages)]
+        for page in pages:
+            self._refs[page] = 1
+        return pages
+
+    def share(self, pages: Iterable[int]) -> None:
+        """One more holder for each page. Raises PoolError for a free page."""
+        for page in pages:
+            if self._refs[page] == 0:
+                raise PoolError(f"page {page} is free and cannot be shared")
+            self._refs[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        """One holder less for each page. Raises PoolError for a page that is free already (freed twice)."""
+        for page in pages:
+            refs = self._refs[page]
+            if refs == 0:
+                raise PoolError(f"page {page} is freed twice")
+            self._refs[page] = refs - 1
+            if refs == 1:
+                self._free.append(page)
+
+    def audit(self) -> str:
+        """Empty if every page is either free once or held; otherwise what is wrong."""
+        free = sorted(self._free)
+        if len(set(free)) != len(free):
+            return "a page is in the free list twice"
+        held = [page for page in range(1, self.num_pages + 1) if self._refs[page] > 0]
+        if sorted(free + held) != list(range(1, self.num_pages + 1)):
+            return f"{len(free)} free + {len(held)} held pages are not the {self.num_pages} of the pool"
+        return ""

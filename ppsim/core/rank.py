@@ -1,0 +1,62 @@
+"""Everything one rank is, as plain objects: configuration, links, scheduler, outstanding sends (design decision 1).
+
+The generator in ``loop.py`` keeps no state of its own, so digests, checks and tests never look into a frame.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from ppsim.core.agreed import Agreed
+from ppsim.core.channels import Endpoint
+from ppsim.core.config import RankConfig
+from ppsim.core.effects import Work
+from ppsim.core.hooks import Hooks
+from ppsim.core.messages import Hidden, Input, Output
+from ppsim.core.scheduler import Scheduler
+from ppsim.core.slots import LaunchedBatch
+
+
+@dataclass(slots=True, eq=False)
+class Rank:
+    """State of one pipeline rank (protocol.md 1.2). Fields below the line live for one iteration."""
+
+    config: RankConfig
+    hooks: Hooks
+    link: Endpoint
+    iteration: int = 0
+    stopped: bool = False
+    started: Scheduler | None = None
+    send_req_work: list[Work] = field(default_factory=list)
+    send_proxy_work: list[Work] = field(default_factory=list)
+    send_output_work: list[Work] = field(default_factory=list)
+    pp_outputs: Output | None = None  # received in the previous iteration, to be passed on in this one
+    last_rank_comm_queue: deque[Output] = field(default_factory=deque)  # last rank: launched, not yet released
+    sweep_had_batch: bool = False
+    # ----
+    inputs: tuple[Input, ...] = ()
+    batch: LaunchedBatch | None = None
+    hidden: Hidden | None = None  # received for this batch
+    hidden_out: Hidden | None = None  # produced by this batch
+    received: Output | None = None  # output of the slot that is harvested in this iteration
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """The replicated scheduler; it exists once the capacity is agreed."""
+        assert self.started is not None
+        return self.started
+
+    def start(self, capacity_tokens: Agreed[int]) -> None:
+        """Make the scheduler from the agreed capacity; nothing local can reach it."""
+        self.started = Scheduler(self.config, capacity_tokens.value, self.hooks)
+
+    @property
+    def slot(self) -> int:
+        """Slot visited in this iteration."""
+        return self.iteration % self.config.num_slots
+
+
+def build_rank(config: RankConfig, hooks: Hooks | None = None) -> Rank:
+    """A rank that has not started yet."""
+    return Rank(config, hooks or Hooks(config.pp_rank, config.tp_rank), Endpoint(config))

@@ -1,0 +1,43 @@
+"""new_token_ratio: which part of its remaining tokens a running request is expected to need (protocol.md 4.3).
+
+It starts at ``init``, falls linearly by one step per decode that retracts nothing, never below ``min``, and is set from
+the running set after a retraction. Kept as an exact fraction, so that no rounding can differ between ranks.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+
+class NewTokenRatio:
+    """The exact ratio; only the number of decay steps since the last reset moves in the hot path."""
+
+    def __init__(self, init: Fraction, minimum: Fraction, decay_steps: int) -> None:
+        self.init = min(init, Fraction(1))
+        self.minimum = min(minimum, self.init)
+        self.step = (self.init - self.minimum) / decay_steps
+        self._base = self.init
+        self._steps = 0
+
+    @property
+    def value(self) -> Fraction:
+        return max(self._base - self._steps * self.step, self.minimum)
+
+    def decay(self) -> None:
+        """One decode step of any slot that retracted nothing."""
+        self._steps += 1
+
+    def after_retraction(
+        self, generated: int, num_requests: int, max_new_tokens: int, retract_decode_steps: int
+    ) -> None:
+        """Set from the requests that stay: (generated + 20 each) / (sum of max_new_tokens + 1), at most 1."""
+        estimate = Fraction(generated + retract_decode_steps * num_requests, max_new_tokens + 1)
+        self._base, self._steps = min(estimate, Fraction(1)), 0
+
+    def reset(self) -> None:
+        """Back to the start; done when the rank is fully idle (``on_idle``)."""
+        self._base, self._steps = self.init, 0
+
+    def key(self) -> tuple[int, int, int]:
+        """Canonical content for digests."""
+        return (self._base.numerator, self._base.denominator, self._steps)

@@ -1,0 +1,127 @@
+"""One request's life as a table of guarded transitions.
+
+``TABLE`` is the whole truth about which event may happen in which state; anything else raises TransitionError. A rank's
+scheduler moves requests only through ``Request.on``. KV of a request, by position:
+
+    [0, cached_len)        shared with the radix tree, protected by a lock on ``last_node``
+    [cached_len, kv_len)   written (or being written by a launched step) on pages of its own
+    [kv_len, ...)          not allocated
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from ppsim.core.errors import TransitionError
+from ppsim.core.messages import NewRequest
+from ppsim.core.prefix import Node
+from ppsim.core.tokens import TokenBytes, count, cut, pack, unpack
+
+
+class State(Enum):
+    """Where a request is. The last three are terminal."""
+
+    ARRIVED = "arrived"
+    WAITING = "waiting"
+    PREFILL = "prefill"  # at least one chunk launched, the last one not harvested
+    DECODE = "decode"
+    FINISHED = "finished"
+    ABORTED = "aborted"
+    REFUSED = "refused"
+
+
+class Event(Enum):
+    """What can happen to a request."""
+
+    ACCEPT = "accept"
+    REFUSE = "refuse"
+    LAUNCH_CHUNK = "launch_chunk"
+    MIDDLE_CHUNK = "middle_chunk"  # a middle chunk was harvested
+    FIRST_TOKEN = "first_token"
+    LAUNCH_DECODE = "launch_decode"
+    TOKEN = "token"
+    RETRACT = "retract"
+    FINISH = "finish"
+    ABORT = "abort"
+
+
+TABLE: dict[tuple[State, Event], State] = {
+    (State.ARRIVED, Event.ACCEPT): State.WAITING,
+    (State.ARRIVED, Event.REFUSE): State.REFUSED,
+    (State.WAITING, Event.LAUNCH_CHUNK): State.PREFILL,
+    (State.WAITING, Event.ABORT): State.ABORTED,
+    (State.PREFILL, Event.LAUNCH_CHUNK): State.PREFILL,
+    (State.PREFILL, Event.MIDDLE_CHUNK): State.PREFILL,
+    (State.PREFILL, Event.FIRST_TOKEN): State.DECODE,
+    (State.PREFILL, Event.ABORT): State.ABORTED,
+    (State.DECODE, Event.LAUNCH_DECODE): State.DECODE,
+    (State.DECODE, Event.TOKEN): State.DECODE,
+    (State.DECODE, Event.RETRACT): State.WAITING,
+    (State.DECODE, Event.FINISH): State.FINISHED,
+    (State.DECODE, Event.ABORT): State.ABORTED,
+}
+
+TERMINAL = (State.FINISHED, State.ABORTED, State.REFUSED)
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request on one rank. Lengths are in tokens."""
+
+    spec: NewRequest
+    state: State = State.ARRIVED
+    output_ids: list[int] = field(default_factory=list)
+    pages: list[int] = field(default_factory=list)
+    kv_len: int = 0
+    cached_len: int = 0
+    last_node: Node | None = None
+    req_slot: int | None = None  # row of the request table
+    inflight_middle_chunks: int = 0
+    num_inflight: int = 0  # launched, unharvested batches that contain it
+    num_retractions: int = 0
+    num_cached_tokens: int = 0  # prompt tokens served by the radix cache at the last admission
+
+    @property
+    def rid(self) -> str:
+        return self.spec.rid
+
+    @property
+    def prompt_len(self) -> int:
+        return count(self.spec.prompt)
+
+    @property
+    def seq_len(self) -> int:
+        """Prompt plus generated tokens: what a (re-)prefill has to cover."""
+        return count(self.spec.prompt) + len(self.output_ids)
+
+    @property
+    def is_terminal(self) -> bool:
+        return self.state in TERMINAL
+
+    def on(self, event: Event) -> None:
+        """Move along the table. Raises TransitionError and leaves the request untouched if there is no such arrow."""
+        after = TABLE.get((self.state, event))
+        if after is None:
+            raise TransitionError(
+                f"request {self.rid}: event {event.value!r} is not allowed in state {self.state.value!r}"
+            )
+        self.state = after
+
+    def tokens(self, stop: int) -> TokenBytes:
+        """The first ``stop`` tokens of prompt + output."""
+        if stop <= self.prompt_len:
+            return cut(self.spec.prompt, 0, stop)
+        return self.spec.prompt + pack(self.output_ids[: stop - self.prompt_len])
+
+    def input_ids(self, start: int, stop: int) -> list[int]:
+        """Token ids at positions [start, stop)."""
+        split = self.prompt_len
+        from_prompt = unpack(cut(self.spec.prompt, start, min(stop, split))) if start < split else []
+        return from_prompt + self.output_ids[max(start - split, 0) : max(stop - split, 0)]
+
+    def hits_stop(self) -> str:
+        """Why the last token ends the request ("length", "stop"), or empty."""
+        if not self.spec.ignore_eos and self.output_ids[-1] in self.spec.stop_token_ids:
+            return "stop"
+        return "length" if len(self.output_ids) >= self.spec.max_new_tokens else ""

@@ -1,0 +1,439 @@
+"""The replicated scheduler: apply inputs, choose the batch of a slot, absorb its outputs.
+
+This file does not know which rank it runs on. Same inputs in the same order give the same decisions, byte for byte;
+everything else in the project rests on that. The order of steps is that of protocol.md 4.1 to 4.8, and where that
+leaves a choice, the first value of open_choices.md (docs/decisions/0001-open-choices.md).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ppsim.core.admission import PrefillAdder, Result
+from ppsim.core.batch import ForwardBatch, Mode, Piece
+from ppsim.core.config import RankConfig
+from ppsim.core.digest import digest
+from ppsim.core.effects import Decision, Harvest, Reply
+from ppsim.core.errors import InvariantViolation
+from ppsim.core.hooks import Hooks
+from ppsim.core.kv import KVCache
+from ppsim.core.messages import Input, NewRequest
+from ppsim.core.order import waiting_order
+from ppsim.core.ratio import NewTokenRatio
+from ppsim.core.request import Event, Request, State
+from ppsim.core.slots import LaunchedBatch, Slot, SlotRing
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One request's part of the batch that is being made."""
+
+    request: Request
+    prefix_len: int
+    new_tokens: int
+    is_last_chunk: bool
+    is_decode: bool
+
+
+class Scheduler:
+    """All replicated state of a rank. ``outbox`` collects replies until the loop sends them."""
+
+    def __init__(self, config: RankConfig, capacity_tokens: int, hooks: Hooks) -> None:
+        self.config = config
+        self.hooks = hooks
+        self.kv = KVCache(config, capacity_tokens, hooks)
+        self.slots = SlotRing(config.pp_size, config.pp_async_batch_depth)
+        self.ratio = NewTokenRatio(
+            config.init_new_token_ratio, config.min_new_token_ratio, config.new_token_ratio_decay_steps
+        )
+        self.waiting: list[Request] = []
+        self.chunked: Request | None = None
+        self.requests: dict[str, Request] = {}  # everything that is not terminal, in order of arrival
+        self.outbox: list[Reply] = []
+        self.decode_turns = 0  # iterations of decode still owed after a prefill (prefill_decode_interval)
+        self.num_retractions = 0
+        self.num_unfit_aborts = 0
+        self.num_parked_chunks = 0
+
+    # --- inputs ----------------------------------------------------------------------------------------------
+
+    def apply(self, inputs: Iterable[Input]) -> None:
+        """Process the replicated request list of an iteration, in order."""
+        for item in inputs:
+            if isinstance(item, NewRequest):
+                self._accept(Request(item))
+
+    def _accept(self, request: Request) -> None:
+        problem = self._why_never(request)
+        if problem:
+            request.on(Event.REFUSE)
+            self.outbox.append(Reply(request.rid, "refused", reason=problem))
+            return
+        request.on(Event.ACCEPT)
+        self.requests[request.rid] = request
+        self.waiting.append(request)
+
+    def _why_never(self, request: Request) -> str:
+        """Why this request could never run, even alone in an empty pool; empty if it could."""
+        config, spec = self.config, request.spec
+        if request.rid in self.requests:
+            return f"a request with id {request.rid!r} is already here"
+        if request.prompt_len == 0 or spec.max_new_tokens < 1:
+            return f"nothing to do: {request.prompt_len} prompt tokens, max_new_tokens {spec.max_new_tokens}"
+        total = request.prompt_len + spec.max_new_tokens
+        if total > config.context_length:
+            return (
+                f"{request.prompt_len} prompt + {spec.max_new_tokens} new tokens exceed the context length of "
+                f"{config.context_length}"
+            )
+        capacity = self.kv.pool.capacity_tokens
+        reserve = request.prompt_len + min(spec.max_new_tokens, config.clip_max_new_tokens) + config.page_size
+        if reserve >= capacity or total - 1 > capacity:
+            return (
+                f"{request.prompt_len} prompt + {spec.max_new_tokens} new tokens + one page never fit the KV pool of "
+                f"{capacity} tokens"
+            )
+        return ""
+
+    @property
+    def fully_idle(self) -> bool:
+        """No request anywhere and nothing in flight (protocol.md section 9; bugs.md B45)."""
+        return not self.requests and self.slots.drained
+
+    # --- a visit of a slot -----------------------------------------------------------------------------------
+
+    def schedule(self, iteration: int) -> tuple[LaunchedBatch | None, Decision]:
+        """Choose what the current slot runs now: prefill first, else decode (protocol.md 4.1)."""
+        slot = self.slots.current(iteration)
+        self._stash_chunk()
+        self._merge_last_batch(slot)
+        retracted: list[str] = []
+        batch = None
+        if not self._decode_is_owed(slot):
+            batch = self._new_prefill(slot, iteration)
+        if batch is None:
+            batch = self._decode(slot, iteration, retracted)
+        slot.launched, slot.in_flight = batch, batch is not None
+        return batch, self._decision(iteration, slot, batch, retracted)
+
+    def _stash_chunk(self) -> None:
+        """Cache what is launched of the chunked request, so that the next chunk continues on the tree's pages."""
+        if self.chunked is not None and self.chunked.kv_len > self.chunked.cached_len:
+            self.kv.stash(self.chunked)
+
+    def _merge_last_batch(self, slot: Slot) -> None:
+        """Requests whose prompt is done join the slot's decode set; consumed once (protocol.md 1.4, stale entry)."""
+        last, slot.last_batch = slot.last_batch, None
+        shrank = False
+        if last is not None and last.is_extend:
+            unfinished = (last.chunked_rid, self.chunked.rid if self.chunked else None)
+            stay = [r for r in last.requests if r.state is State.DECODE and r.rid not in unfinished]
+            shrank = len(stay) < len(last.requests)
+            slot.running += stay
+        if self.hooks.clears_full_flag(slot, shrank):
+            slot.batch_is_full = False
+
+    def _decode_is_owed(self, slot: Slot) -> bool:
+        """prefill_decode_interval: after a prefill the rank decodes for so many iterations where a slot has work."""
+        if self.decode_turns == 0:
+            return False
+        self.decode_turns -= 1
+        return any(r.state is State.DECODE for r in slot.running)
+
+    # --- prefill ---------------------------------------------------------------------------------------------
+
+    def num_places(self, slot: Slot, num_admitted: int, num_new_rows: int) -> int:
+        """Requests that the slot may still take. A continued chunk holds its row already (bugs.md B86)."""
+        in_slot = self.config.max_micro_batch_size - len(slot.running) - num_admitted
+        return min(in_slot, len(self.kv.free_rows) - num_new_rows)
+
+    def _new_prefill(self, slot: Slot, iteration: int) -> LaunchedBatch | None:
+        if self.chunked is None and (slot.batch_is_full or not self.waiting):
+            return None
+        places = self.num_places(slot, 0, 0)
+        if places <= 0:
+            if self.chunked is None:
+                slot.batch_is_full = True
+                return None
+            if not self.hooks.may_continue_chunk(self, slot, places):
+                return None
+        self.waiting = self.hooks.admission_order(waiting_order(self.config, self.waiting, self.kv))
+        num_mixed = len(slot.running) if self.config.enable_mixed_chunk else 0
+        adder = self._adder(slot, num_mixed)
+        if self.chunked is not None and not adder.add_chunked(self.chunked):
+            self.num_parked_chunks += 1
+            return None  # parked: others must not take the memory that it waits for (bugs.md B100)
+        self._admit_waiting(slot, adder)
+        if not adder.admitted:
+            return None
+        return self._launch_prefill(slot, iteration, adder)
+
+    def _adder(self, slot: Slot, num_mixed: int) -> PrefillAdder:
+        reserved = (
+            [r for s in self.slots.slots for r in s.running] if self.config.reserve_all_slots else list(slot.running)
+        )
+        budget = self.config.chunked_prefill_size
+        if budget is not None and self.chunked is not None:
+            done = self.chunked.kv_len
+            budget = self.hooks.chunk_size(self, done, planned_chunk(self.config, done))
+        return PrefillAdder(self.config, self.kv.pool, self.kv.tree, self.ratio, reserved, budget, num_mixed)
+
+    def _admit_waiting(self, slot: Slot, adder: PrefillAdder) -> None:
+        """Try waiting requests in order until one does not fit; admitted ones get their row and cached prefix."""
+        taken: list[Request] = []
+        for request in self.waiting:
+            if adder.new_chunked is not None:
+                break
+            if self.num_places(slot, len(adder.admitted), len(taken)) <= 0:
+                slot.batch_is_full = True
+            if slot.batch_is_full:
+                break
+            found = self.kv.match(request)
+            self.kv.tree.lock(found.node)
+            before = len(adder.admitted)
+            result = adder.add(request, found.num_tokens)
+            if len(adder.admitted) > before:
+                # Rows and prefixes are handed out below: num_places counts them through ``taken``.
+                taken.append(request)
+                request.last_node, request.num_cached_tokens = found.node, found.num_tokens
+                request.pages = found.pages
+            else:
+                self.kv.tree.unlock(found.node)
+            if result is Result.NO_TOKEN:
+                slot.batch_is_full = True
+            if result is not Result.CONTINUE:
+                break
+        for request in taken:
+            assert request.last_node is not None
+            self.kv.admit_prefix(request)
+        self.waiting = [r for r in self.waiting if r not in taken]
+
+    def _launch_prefill(self, slot: Slot, iteration: int, adder: PrefillAdder) -> LaunchedBatch | None:
+        rows: list[Row] = []
+        self.chunked = adder.new_chunked
+        put_back: list[Request] = []
+        for item in adder.admitted:
+            request = item.request
+            if not self.kv.can_grow(request, item.new_tokens):
+                put_back.append(request)  # defined end instead of a crash: it waits again, first in line
+                continue
+            prefix_len = request.kv_len
+            self.kv.grow(request, item.new_tokens)
+            request.on(Event.LAUNCH_CHUNK)
+            if not item.is_last_chunk:
+                request.inflight_middle_chunks += 1
+            rows.append(Row(request, prefix_len, item.new_tokens, item.is_last_chunk, False))
+        self._put_back(put_back)
+        if not rows:
+            return None
+        mode = Mode.EXTEND
+        if self.config.enable_mixed_chunk and self._mix_decode(slot, rows):
+            mode = Mode.MIXED
+        self.decode_turns = self.config.prefill_decode_interval
+        return self._batch(slot, iteration, mode, rows)
+
+    def _put_back(self, requests: list[Request]) -> None:
+        for request in requests:
+            if request is self.chunked:
+                if request.state is State.PREFILL:
+                    continue  # stays chunked: parked
+                self.chunked = None
+            self.kv.retract(request)
+        self.waiting = [r for r in requests if r is not self.chunked] + self.waiting
+
+    def _mix_decode(self, slot: Slot, rows: list[Row]) -> bool:
+        """Append the slot's decode set to a prefill batch, one token each (protocol.md 4.8)."""
+        slot.running = [r for r in slot.running if r.state is State.DECODE]
+        extends = [row.request for row in rows]
+        if not slot.running or any(r.spec.return_logprob for r in slot.running + extends):
+            return False
+        if not self._decode_fits(slot.running):
+            return False
+        for request in slot.running:
+            rows.append(self._grow_one(request))
+        slot.running = []
+        return True
+
+    # --- decode ----------------------------------------------------------------------------------------------
+
+    def _decode(self, slot: Slot, iteration: int, retracted: list[str]) -> LaunchedBatch | None:
+        """One token for each running request of the slot; retract within the slot where memory is short (4.5)."""
+        before = len(slot.running)
+        slot.running = [r for r in slot.running if r.state is State.DECODE]
+        if slot.running and not self._decode_fits(slot.running):
+            self._retract(slot, retracted)
+        elif slot.running:
+            self.ratio.decay()
+        if self.hooks.clears_full_flag(slot, len(slot.running) < before):
+            slot.batch_is_full = False
+        if not slot.running:
+            return None
+        rows = [self._grow_one(request) for request in slot.running]
+        return self._batch(slot, iteration, Mode.DECODE, rows)
+
+    def _decode_fits(self, running: list[Request]) -> bool:
+        """Whether one more token each can be had; evicts only what is missing."""
+        page = self.config.page_size
+        need = sum(1 for r in running if r.kv_len % page == 0)
+        if need * page > self.kv.available_tokens:
+            return False
+        self.kv.evict_for(need)
+        return True
+
+    def _retract(self, slot: Slot, retracted: list[str]) -> None:
+        """Pop the least preferred request until the rest fits; abort the last one if even that does not."""
+        order = self.hooks.retraction_order(slot.running)
+        popped: list[Request] = []
+        while len(order) > 1 and (not popped or not self._decode_fits(order)):
+            request = order.pop()
+            popped.append(request)
+            self.kv.retract(request)
+            request.on(Event.RETRACT)
+            request.num_retractions += 1
+        if not self._decode_fits(order):
+            self._abort_unfit(order.pop())
+        self.num_retractions += len(popped)
+        retracted += [r.rid for r in popped]
+        self.waiting += popped
+        slot.running = [r for r in slot.running if r in order]
+        generated = sum(len(r.output_ids) for r in order)
+        limits = sum(r.spec.max_new_tokens for r in order)
+        self.ratio.after_retraction(generated, len(order), limits, self.config.retract_decode_steps)
+
+    def _abort_unfit(self, request: Request) -> None:
+        """Even alone its next token does not fit: a clear reply instead of a crash."""
+        self.num_unfit_aborts += 1
+        self.kv.retract(request)
+        request.on(Event.ABORT)
+        del self.requests[request.rid]
+        reason = "out of KV memory: the next token does not fit, and no other request of the slot can be retracted"
+        self.outbox.append(Reply(request.rid, "aborted", num_output_tokens=len(request.output_ids), reason=reason))
+
+    def _grow_one(self, request: Request) -> Row:
+        prefix_len = request.kv_len
+        self.kv.grow(request, 1)
+        request.on(Event.LAUNCH_DECODE)
+        return Row(request, prefix_len, 1, True, True)
+
+    # --- launch and harvest ----------------------------------------------------------------------------------
+
+    def _batch(self, slot: Slot, iteration: int, mode: Mode, rows: list[Row]) -> LaunchedBatch:
+        """Freeze the batch. ``contains_last_prefill_chunk`` is SGLang's definition (protocol.md 2.4)."""
+        config = self.config
+        contains_last = self.chunked is None or len(rows) > 1
+        logprob = any(row.request.spec.return_logprob for row in rows)
+        pure_middle = mode is Mode.EXTEND and len(rows) == 1 and not contains_last and not logprob
+        for row in rows:
+            row.request.num_inflight += 1
+        forward = ForwardBatch(
+            iteration,
+            slot.index,
+            mode,
+            tuple(
+                Piece(row.request.rid, row.prefix_len, row.new_tokens, row.is_last_chunk, row.is_decode, row.request)
+                for row in rows
+            ),
+            sum(row.new_tokens for row in rows),
+            can_run_cuda_graph=config.cuda_graph and mode is Mode.DECODE,
+            skip_output_comm=config.skip_pure_chunk_output and pure_middle,
+        )
+        chunked_rid = self.chunked.rid if self.chunked else None
+        return LaunchedBatch(forward, tuple(row.request for row in rows), chunked_rid)
+
+    def absorb(self, iteration: int, token_ids: tuple[int, ...] | None) -> Harvest:
+        """Apply the sampled tokens of the slot that is harvested now; None for a skipped pure middle chunk."""
+        slot = self.slots.to_harvest(iteration)
+        batch = slot.launched if slot.in_flight else None
+        if batch is None:
+            return self._harvest(iteration, slot.index, None, [], [], [])
+        slot.in_flight = False
+        slot.last_batch = batch
+        delivered: list[tuple[str, int]] = []
+        finished: list[str] = []
+        tokens: list[int] = []
+        sampled = self.hooks.rows_to_harvest(batch, token_ids) if token_ids is not None else ()
+        for row, request in enumerate(batch.requests):
+            request.num_inflight -= 1
+            if not batch.forward.pieces[row].is_decode and self.hooks.is_middle_chunk(request):
+                request.inflight_middle_chunks -= 1
+                request.on(Event.MIDDLE_CHUNK)
+                continue
+            if row >= len(sampled):
+                raise InvariantViolation(
+                    "INV-45",
+                    self.config.rank_id,
+                    iteration,
+                    slot.index,
+                    request.rid,
+                    "a skipped result would be appended",
+                )
+            token = sampled[row]
+            self._append(request, token, finished)
+            delivered.append((request.rid, len(request.output_ids)))
+            tokens.append(token)
+        return self._harvest(iteration, slot.index, batch.iteration, delivered, finished, tokens)
+
+    def _append(self, request: Request, token: int, finished: list[str]) -> None:
+        first = request.state is State.PREFILL
+        request.on(Event.FIRST_TOKEN if first else Event.TOKEN)
+        request.output_ids.append(token)
+        reason = request.hits_stop()
+        if reason:
+            self.kv.finish(request)
+            request.on(Event.FINISH)
+            del self.requests[request.rid]
+            finished.append(request.rid)
+        elif first:
+            self.kv.stash(request)
+        self.outbox.append(
+            Reply(request.rid, "finished" if reason else "token", (token,), len(request.output_ids), reason)
+        )
+
+    def on_idle(self) -> None:
+        """End of a sweep without a batch: state resets, on all ranks in the same iteration (invariant 29)."""
+        if self.fully_idle:
+            self.ratio.reset()
+
+    # --- records ---------------------------------------------------------------------------------------------
+
+    def _harvest(
+        self,
+        iteration: int,
+        slot: int,
+        harvested: int | None,
+        delivered: list[tuple[str, int]],
+        finished: list[str],
+        tokens: list[int],
+    ) -> Harvest:
+        free, evictable = self.kv.pool.free_tokens, self.kv.tree.evictable_tokens
+        return Harvest(iteration, slot, harvested, tuple(delivered), tuple(finished), tuple(tokens), free, evictable)
+
+    def _decision(self, iteration: int, slot: Slot, batch: LaunchedBatch | None, retracted: list[str]) -> Decision:
+        pieces = () if batch is None else tuple((p.rid, p.prefix_len, p.new_tokens) for p in batch.forward.pieces)
+        chunked = self.chunked.rid if self.chunked else None
+        state = digest(
+            [r.rid for r in self.waiting],
+            [r.rid for r in slot.running],
+            slot.batch_is_full,
+            self.kv.pool.free_tokens,
+            self.kv.tree.evictable_tokens,
+            self.kv.tree.clock,
+            self.kv.tree.num_nodes,
+            len(self.kv.free_rows),
+            self.ratio.key(),
+        )
+        mode = "empty" if batch is None else batch.forward.mode.value
+        return Decision(iteration, slot.index, mode, pieces, tuple(retracted), chunked, state)
+
+
+def planned_chunk(config: RankConfig, prefix_len: int) -> int:
+    """Size of the next chunk after ``prefix_len`` tokens: from the replicated table, else the fixed size."""
+    fixed = config.chunked_prefill_size
+    assert fixed is not None
+    size = 0
+    for start, entry in config.chunk_table:
+        if start > prefix_len:
+            break
+        size = entry
+    return size or fixed
