@@ -1,0 +1,48 @@
+"""``ppsim``: the table of commands.
+
+Rule: names and options are an interface that scripts build on; add, don't rename. Nothing heavy is imported here:
+``ppsim --help`` answers in a fraction of a second, and ``ppsim run`` never loads torch.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from ppsim.cli import diff, execute, listing, plot, run, show
+from ppsim.cli.guard import EXIT_INTERRUPTED, say
+
+EPILOG = (
+    "Exit codes: 0 pass, 1 safety violation (or diff found a difference), 2 usage or bad input, "
+    "3 liveness or deadlock, 4 nondeterminism, 5 unknown."
+)
+
+app = typer.Typer(
+    name="ppsim",
+    help="Simulate and execute pipeline-parallel LLM inference: one scheduler, two worlds.",
+    epilog=EPILOG,
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command("run")(run.run)
+app.command("exec")(execute.execute)
+app.command("diff")(diff.diff)
+app.command("show")(show.show)
+app.command("plot")(plot.plot)
+app.add_typer(listing.app, name="list")
+
+
+def main() -> None:
+    """Entry point of the ``ppsim`` script."""
+    try:
+        app()
+    except KeyboardInterrupt:  # before or after a command's own guard
+        say("ppsim: interrupted")
+        sys.exit(EXIT_INTERRUPTED)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,61 @@
+"""``ppsim exec``: the same scenario on real processes, with the same result."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from importlib.util import find_spec
+from typing import Annotated
+
+import typer
+
+from ppsim.cli.guard import guarded
+from ppsim.cli.options import JsonOption, OutOption, ScenarioArg, SeedOption, SetOption, TraceOption, scenario_of
+from ppsim.errors import UsageError
+
+
+class Device(StrEnum):
+    """Where the stages compute."""
+
+    CPU = "cpu"
+    CUDA = "cuda"
+
+
+DeviceOption = Annotated[Device, typer.Option("--device", help="Where the stages compute.")]
+ModelOption = Annotated[
+    str | None,
+    typer.Option("--model", metavar="DIR", help="Checkpoint folder with config.json and safetensors. Default: random."),
+]
+PortOption = Annotated[
+    int | None, typer.Option("--port", min=1, max=65535, help="Rendezvous port on this host. Default: a free one.")
+]
+
+
+@guarded
+def execute(
+    scenario: ScenarioArg,
+    device: DeviceOption = Device.CPU,
+    model: ModelOption = None,
+    port: PortOption = None,
+    seed: SeedOption = None,
+    trace: TraceOption = None,
+    overrides: SetOption = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Run a scenario on real processes that run a real model, and save the run."""
+    sets = [f"model.path={json.dumps(model)}"] if model is not None else []
+    loaded = scenario_of(scenario, seed, trace, [*(overrides or []), *sets])
+    for package in ("torch", "transformers"):
+        if find_spec(package) is None:
+            raise UsageError(f"ppsim exec needs {package}, which is not installed: pip install 'ppsim[executor]'")
+
+    from executor.launch import execute as launch
+    from ppsim.cli.outcome import conclude
+    from ppsim.cli.progress import ProgressBar
+    from ppsim.recording.folder import run_folder
+
+    with run_folder(out, loaded.name, loaded.seed) as folder:
+        with ProgressBar(f"executing {loaded.name}") as progress:
+            result = launch(loaded, device=device.value, port=port, progress=progress)
+        return conclude(folder, loaded, result.recording, result.verdict, as_json=as_json)

@@ -1,0 +1,68 @@
+"""What every command shares: exit codes, one clear message for each error, and quiet ends.
+
+Rule: stdout carries the result and nothing else; all else goes to stderr. Bad input ends in one message and its exit
+code; Ctrl-C in 130; a reader that closed the pipe ends us without a word. Only a bug in ppsim shows a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from typing import NoReturn, ParamSpec
+
+import typer
+
+from ppsim.errors import EXIT_PASS, EXIT_UNKNOWN, EXIT_USAGE, PpsimError
+
+EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells do
+
+P = ParamSpec("P")
+
+
+def say(message: str) -> None:
+    """A line for the user that is no part of the result."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def guarded(command: Callable[P, int]) -> Callable[P, None]:
+    """Turn a command that returns an exit code, or raises, into one that ends the process as the rule says."""
+
+    @wraps(command)
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+        code = EXIT_PASS
+        try:
+            code = command(*args, **kwargs)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            close_stdout()
+        except PpsimError as error:
+            say(f"ppsim: {error}")
+            code = error.exit_code
+        except KeyboardInterrupt:
+            say("ppsim: interrupted")
+            code = EXIT_INTERRUPTED
+        except OSError as error:
+            say(f"ppsim: {error.filename or 'system'}: {error.strerror or error}")
+            code = EXIT_USAGE
+        except Exception:
+            internal_error()
+        raise typer.Exit(code)
+
+    # Typer reads the parameters of the command; the wrapper's own return type must not stand in for it.
+    wrapper.__annotations__ = {**command.__annotations__, "return": "None"}
+    return wrapper
+
+
+def close_stdout() -> None:
+    """Point stdout at nothing, so that the interpreter's last flush has no broken pipe to complain about."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def internal_error() -> NoReturn:
+    """A bug of ours. Exit code 1 would claim a safety violation, so it is 5, unknown."""
+    traceback.print_exc()
+    say("ppsim: this is a bug in ppsim, not in your input; please report it with the lines above")
+    raise typer.Exit(EXIT_UNKNOWN)

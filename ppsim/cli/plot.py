@@ -1,0 +1,32 @@
+"""``ppsim plot``: the Gantt picture of a saved run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ppsim.cli.guard import guarded
+from ppsim.cli.options import RunArg
+from ppsim.errors import EXIT_PASS
+
+OutputOption = Annotated[
+    str | None, typer.Option("-o", "--output", metavar="FILE", help="Default: gantt.png in the run folder.")
+]
+FromOption = Annotated[float | None, typer.Option("--from", metavar="SECONDS", help="Start of the part shown.")]
+ToOption = Annotated[float | None, typer.Option("--to", metavar="SECONDS", help="End of the part shown.")]
+
+
+@guarded
+def plot(run: RunArg = "latest", output: OutputOption = None, from_s: FromOption = None, to_s: ToOption = None) -> int:
+    """Draw rank x time, coloured by slot; a long run also gets an overview."""
+    from ppsim.recording.folder import find_recording
+    from ppsim.recording.reader import read_recording
+    from ppsim.report.gantt import plot_gantt
+
+    source = find_recording(run)
+    target = Path(output) if output is not None else source.parent / "gantt.png"
+    plot_gantt(read_recording(source), target, from_s=from_s, to_s=to_s)
+    print(target)
+    return EXIT_PASS

@@ -1,0 +1,29 @@
+"""``ppsim run``: a scenario in simulation."""
+
+from __future__ import annotations
+
+from ppsim.cli.guard import guarded
+from ppsim.cli.options import JsonOption, OutOption, ScenarioArg, SeedOption, SetOption, TraceOption, scenario_of
+
+
+@guarded
+def run(
+    scenario: ScenarioArg,
+    seed: SeedOption = None,
+    trace: TraceOption = None,
+    overrides: SetOption = None,
+    out: OutOption = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Simulate a scenario and save the run."""
+    loaded = scenario_of(scenario, seed, trace, overrides)
+
+    from ppsim.cli.outcome import conclude
+    from ppsim.cli.progress import ProgressBar
+    from ppsim.recording.folder import run_folder
+    from ppsim.world import simulate
+
+    with run_folder(out, loaded.name, loaded.seed) as folder:
+        with ProgressBar(f"simulating {loaded.name}") as progress:
+            result = simulate(loaded, progress=progress)
+        return conclude(folder, loaded, result.recording, result.verdict, as_json=as_json)

@@ -1,0 +1,43 @@
+"""``ppsim show``: a saved run as a table, or the schedule of one of its ranks."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated
+
+import typer
+
+from ppsim.cli.guard import guarded
+from ppsim.cli.options import JsonOption, RunArg
+from ppsim.errors import EXIT_PASS
+
+ScheduleOption = Annotated[bool, typer.Option("--schedule", help="One line an iteration instead of the summary.")]
+RankOption = Annotated[int, typer.Option("--rank", min=0, help="The rank whose schedule is shown.")]
+
+
+@guarded
+def show(
+    run: RunArg = "latest", schedule: ScheduleOption = False, rank: RankOption = 0, as_json: JsonOption = False
+) -> int:
+    """Show a saved run."""
+    from ppsim.recording.folder import open_run, read_verdict
+
+    recording = open_run(run)
+    if schedule:
+        from ppsim.report import schedule as report
+
+        entries = report.schedule(recording, rank)
+        lines = (json.dumps(e) for e in entries) if as_json else report.schedule_text(recording, rank)
+        for line in lines:
+            print(line)
+        return EXIT_PASS
+
+    from ppsim.recording.summary import summarize
+    from ppsim.report.table import summary_text
+
+    verdict = read_verdict(run)
+    summary = summarize(recording, verdict)
+    print(json.dumps(summary, allow_nan=False) if as_json else summary_text(summary))
+    if verdict.message and verdict.kind != "pass" and not as_json:
+        print(verdict.message)
+    return EXIT_PASS
