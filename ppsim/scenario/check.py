@@ -88,6 +88,8 @@ def check_model(s: Scenario) -> None:
 
 def check_workload(s: Scenario) -> None:
     w = s.workload
+    if s.model.vocab_size >= 2**32:
+        raise ScenarioError("model.vocab_size", f"must be below 2**32, got {s.model.vocab_size}", "ids take four bytes")
     if w.source == "requests" and not w.requests:
         raise ScenarioError("workload.requests", "is empty", "source 'requests' needs [[workload.requests]] entries")
     if w.source == "generated" and w.num_requests == 0:

@@ -10,7 +10,8 @@ by chance. So the first token of a block is its id counted round the vocabulary,
 rounds:
 
     ids that differ by less than the usable vocabulary     the prefix ends exactly at the block's start
-    ids that meet after whole rounds                       it may end one token later, never more
+    ids that meet after whole rounds                       it may end one token later (and no more than one, as long
+                                                           as ids are below the square of the usable vocabulary)
 
 A request's own content, which nobody shares, has a negative id; ids of traces and scripts are never negative.
 """
@@ -36,30 +37,27 @@ def own_block(index: int) -> int:
 def prompt_tokens(block_ids: Sequence[int], block_tokens: int, length: int, vocab_size: int, own_id: int) -> TokenBytes:
     """``length`` tokens: the named blocks of ``block_tokens`` each, cut or continued with block ``own_id``.
 
-    Ids must lie in [-2**63, 2**63).
+    Ids must lie in [-2**63, 2**63), ``vocab_size`` in [1, 2**32).
     """
     num_named = min(len(block_ids), -(-length // block_tokens))
-    named = block_rows(block_ids[:num_named], 0, block_tokens, vocab_size).reshape(-1)[:length]
+    named = block_rows(block_ids[:num_named], min(block_tokens, length), vocab_size).reshape(-1)[:length]
     if len(named) == length:
         return named.tobytes()
-    return named.tobytes() + block_rows([own_id], 0, length - len(named), vocab_size).tobytes()
+    return named.tobytes() + block_rows([own_id], length - len(named), vocab_size).tobytes()
 
 
-def block_rows(block_ids: Sequence[int], start: int, stop: int, vocab_size: int) -> npt.NDArray[np.uint32]:
-    """Tokens [start, stop) of each block: shape [len(block_ids), stop - start], little-endian."""
+def block_rows(block_ids: Sequence[int], num_tokens: int, vocab_size: int) -> npt.NDArray[np.uint32]:
+    """The first ``num_tokens`` (at least 1) tokens of each block: shape [len(block_ids), num_tokens], little-endian."""
     lowest = NUM_SPECIAL_IDS if vocab_size >= 2 * NUM_SPECIAL_IDS else 0
     usable = vocab_size - lowest
     ids = np.asarray(block_ids, dtype=np.int64).reshape(-1, 1)
-    offsets = np.arange(start, stop, dtype=np.uint32)
-    rows = mix(ids, offsets)
+    rows = mix(ids, np.arange(num_tokens, dtype=np.uint32))
     rows %= np.uint32(usable)
     place = ids % usable  # of the sign of usable, also for a negative id
-    rounds = ids // usable
-    if start <= 0 < stop:
-        rows[:, -start] = place[:, 0]
-    if start <= 1 < stop:
+    rows[:, :1] = place
+    if num_tokens > 1:
         anchor = mix(place, np.ones(1, dtype=np.uint32)) % np.uint32(usable)
-        rows[:, 1 - start] = ((anchor + rounds % usable) % usable)[:, 0]
+        rows[:, 1:2] = (anchor + ids // usable % usable) % usable
     rows += np.uint32(lowest)
     return rows.astype("<u4", copy=False)
 

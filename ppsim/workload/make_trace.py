@@ -51,14 +51,14 @@ def input_length(u: float) -> int:
     """Quantile function of the prompt length, u in [0, 1]."""
     for (u0, low), (u1, high) in pairwise(INPUT_QUANTILES):
         if u <= u1:
-            return round(low * (high / low) ** (((u - u0) / (u1 - u0)) ** BEND))
+            return round(low * math.pow(high / low, math.pow((u - u0) / (u1 - u0), BEND)))
     raise ValueError(f"expected a share from 0 to 1, got {u}")
 
 
 def output_length(u: float) -> int:
     """Quantile function of the output length, u in [0, 1)."""
     scale = OUTPUT_MEAN / math.gamma(1 + 1 / OUTPUT_SHAPE)
-    return max(1, round(scale * (-math.log1p(-u)) ** (1 / OUTPUT_SHAPE)))
+    return max(1, round(scale * math.pow(-math.log1p(-u), 1 / OUTPUT_SHAPE)))
 
 
 def shuffled(values: list[int], stream: Stream) -> list[int]:

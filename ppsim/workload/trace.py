@@ -40,7 +40,7 @@ def read_trace(path: str | None, block_tokens: int) -> Trace:
     first = lines[0]
     if first.text.startswith("{"):
         return arranged(name, parse_mooncake(lines, block_tokens))
-    if "TIMESTAMP" in first.text.upper():
+    if "TIMESTAMP" in [cell.strip(' "') for cell in first.text.upper().split(",")]:
         return arranged(name, parse_azure(lines))
     raise first.error(
         "format",
