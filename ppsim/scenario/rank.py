@@ -1,0 +1,108 @@
+"""From the scenario to what a rank is started with: integers and exact fractions, the same in both worlds."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from ppsim.core.config import RankConfig
+from ppsim.cost.partition import even_partition
+from ppsim.errors import ScenarioError
+from ppsim.scenario.tree import Scenario
+
+INIT_NEW_TOKEN_RATIO = Fraction(7, 10)  # SGLANG_INIT_NEW_TOKEN_RATIO
+MIN_NEW_TOKEN_RATIO_FACTOR = Fraction(14, 100)  # SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR
+DECAY_STEPS = 600  # SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS
+RETRACT_DECODE_STEPS = 20  # SGLANG_RETRACT_DECODE_STEPS
+GB = 10**9
+
+
+def rank_config(s: Scenario, pp_rank: int, tp_rank: int = 0) -> RankConfig:
+    """Configuration of one rank."""
+    c, k = s.scheduler, s.cluster
+    init = min(INIT_NEW_TOKEN_RATIO * Fraction(str(c.schedule_conservativeness)), Fraction(1))
+    chunk = c.chunked_prefill_size
+    return RankConfig(
+        pp_rank=pp_rank,
+        pp_size=k.pp_size,
+        tp_rank=tp_rank,
+        tp_replicas=k.tp_replicas,
+        pp_async_batch_depth=k.pp_async_batch_depth,
+        schedule_policy=c.schedule_policy,
+        chunked_prefill_size=None if chunk == -1 else chunk,
+        max_prefill_tokens=c.max_prefill_tokens,
+        prefill_max_requests=c.prefill_max_requests or None,
+        enable_mixed_chunk=c.enable_mixed_chunk,
+        prefill_decode_interval=c.prefill_decode_interval,
+        max_running_requests=c.max_running_requests,
+        max_micro_batch_size=c.pp_max_micro_batch_size or max(c.max_running_requests // k.pp_size, 1),
+        page_size=c.page_size,
+        enable_radix_cache=not c.disable_radix_cache,
+        context_length=c.context_length,
+        clip_max_new_tokens=c.clip_max_new_tokens,
+        reserve_all_slots=c.reserve_decode == "all_slots",
+        hidden_after_launch=c.hidden_send == "after_launch",
+        skip_pure_chunk_output=c.skip_pure_chunked_output_comm,
+        exchange_order=c.exchange_order,
+        cuda_graph=k.cuda_graph,
+        init_new_token_ratio=init,
+        min_new_token_ratio=init * MIN_NEW_TOKEN_RATIO_FACTOR,
+        new_token_ratio_decay_steps=DECAY_STEPS,
+        retract_decode_steps=RETRACT_DECODE_STEPS,
+    )
+
+
+def partition_of(s: Scenario) -> tuple[int, ...]:
+    """Layers of each stage."""
+    if s.model.layer_partition is not None:
+        return s.model.layer_partition
+    if s.cluster.pp_size > s.model.num_hidden_layers:  # only the unit cost allows it: layers do not matter there
+        return (1,) * s.cluster.pp_size
+    return even_partition(s.model.num_hidden_layers, s.cluster.pp_size)
+
+
+def local_capacity_tokens(s: Scenario, pp_rank: int) -> int:
+    """KV tokens that a rank can hold alone, before the ranks agree on the minimum.
+
+    Set by hand, or what is left of the GPU memory after the weights of the stage. Raises ScenarioError if the weights
+    do not fit or less than one chunk is left: such a server could never serve anything.
+    """
+    given = s.scheduler.max_total_tokens
+    if isinstance(given, tuple):
+        return given[pp_rank]
+    if given is not None:
+        return given
+    budget = round(s.gpu.memory_gb * s.gpu.mem_fraction_static * GB)
+    weights = stage_weight_bytes(s, pp_rank) // s.cluster.tp_size
+    layers = partition_of(s)[pp_rank]
+    per_token = max(1, kv_bytes_per_token_and_layer(s) * layers // s.cluster.tp_size)
+    tokens = (budget - weights) // per_token
+    need = max(s.scheduler.chunked_prefill_size, s.scheduler.page_size)
+    if tokens < need:
+        raise ScenarioError(
+            "gpu.memory_gb",
+            f"stage {pp_rank} has {budget / GB:.2f} GB for weights of {weights / GB:.2f} GB and KV, which leaves "
+            f"{max(tokens, 0)} tokens, less than one chunk or page ({need} tokens)",
+            "more memory, more stages, or a higher tp_size",
+        )
+    return tokens
+
+
+def stage_weight_bytes(s: Scenario, pp_rank: int) -> int:
+    """Weights of a stage over all its tensor-parallel ranks: its layers, embedding on the first, head on the last."""
+    m = s.model
+    heads = m.num_attention_heads * m.head_dim
+    kv_heads = m.num_key_value_heads * m.head_dim
+    attention = m.hidden_size * (2 * heads + 2 * kv_heads)
+    layer = attention + 3 * m.hidden_size * m.intermediate_size + 2 * m.hidden_size
+    total = layer * partition_of(s)[pp_rank]
+    table = m.vocab_size * m.hidden_size
+    if pp_rank == 0:
+        total += table
+    if pp_rank == s.cluster.pp_size - 1 and not (m.tie_word_embeddings and pp_rank == 0):
+        total += table
+    return total * m.dtype_bytes
+
+
+def kv_bytes_per_token_and_layer(s: Scenario) -> int:
+    """Keys and values of one token in one layer."""
+    return 2 * s.model.num_key_value_heads * s.model.head_dim * s.model.dtype_bytes

@@ -1,0 +1,46 @@
+"""SimPy's environment with one thing added: which of several events of the same instant comes first is a choice.
+
+Between observations the ranks are a deterministic dataflow network (Kahn), so the result must not depend on that
+choice. Asking for it makes the claim testable: shuffle the order, and the recording stays the same byte for byte.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+
+from simpy import Environment
+from simpy.core import EmptySchedule
+
+from ppsim.world.choices import Choices
+
+
+class ChoosingEnvironment(Environment):
+    """Integer time; equal events are ordered by ``choices``."""
+
+    def __init__(self, choices: Choices) -> None:
+        super().__init__(initial_time=0)
+        self._choices = choices
+
+    def step(self) -> None:
+        """Process one of the events that are due first."""
+        queue = self._queue
+        if len(queue) > 1:
+            first = heappop(queue)
+            equal = [first]
+            while queue and queue[0][:2] == first[:2]:
+                equal.append(heappop(queue))
+            chosen = equal.pop(self._choices.below("order", len(equal)) if len(equal) > 1 else 0)
+            for entry in equal:
+                heappush(queue, entry)
+            # Ahead of its equals: the smallest insertion number of all.
+            heappush(queue, (chosen[0], chosen[1], -1, chosen[3]))
+        super().step()
+
+
+def run_until_quiet(env: Environment) -> None:
+    """Process events until none is left. SimPy returns silently here even if processes still wait (decision 7)."""
+    while True:
+        try:
+            env.step()
+        except EmptySchedule:
+            return

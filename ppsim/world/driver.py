@@ -1,0 +1,271 @@
+"""One simulated rank: answers the effects of the core generator on a local clock.
+
+A handler returns the reply, or BLOCKED with the peer it waits for; then the SimPy process sleeps until that peer has
+acted, and the same effect is tried again. Everything is arithmetic on integers until a rank really has to wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import replace
+from types import GeneratorType
+from typing import Any
+
+from simpy import Environment, Event
+
+from ppsim.core import effects as fx
+from ppsim.core.agreed import Local
+from ppsim.core.errors import InvariantViolation
+from ppsim.core.loop import event_loop_pp
+from ppsim.core.messages import Hidden, Lane, NewRequest, Output
+from ppsim.core.rank import Rank
+from ppsim.core.tokens import count
+from ppsim.cost.stage import StageCost
+from ppsim.scenario.tree import Scenario
+from ppsim.world.network import Parcel
+from ppsim.world.setting import Setting
+from ppsim.world.streams import Payload, Streams
+
+NS_PER_US = 1000
+
+
+class Blocked:
+    """The reply is not there yet."""
+
+
+BLOCKED = Blocked()
+
+
+class SimulatedRank:
+    """A rank with its host clock ``now`` (ns) and its GPU streams."""
+
+    def __init__(self, env: Environment, setting: Setting, rank: Rank, local_capacity: int) -> None:
+        self.env, self.setting, self.rank = env, setting, rank
+        self.rank_id = rank.link.rank_id
+        self.scenario: Scenario = setting.scenario
+        self.cost: StageCost = setting.cost
+        self.now = 0
+        self.streams = Streams(self.rank_id, setting.scenario.cluster.comm_overlap)
+        self.local_capacity = local_capacity
+        self.effect: fx.Effect | None = None
+        self.waits_for: int | None = None  # peer of a blocked effect
+        self.done = False
+        self._wake: Event | None = None
+        self.loop = event_loop_pp(rank)
+        host = setting.scenario.host
+        self.schedule_ns = round(host.schedule_us * NS_PER_US)
+        self.process_ns = round(host.process_us * NS_PER_US)
+        self.handlers: dict[type[fx.Effect], Callable[[Any], Any]] = {
+            fx.Ingest: self._ingest,
+            fx.Send: self._send,
+            fx.Recv: self._recv,
+            fx.Commit: self._commit,
+            fx.Drop: self._drop,
+            fx.Launch: self._launch,
+            fx.AwaitTokens: self._await_tokens,
+            fx.Observe: self._observe,
+            fx.Act: self._act,
+            fx.Reply: self._reply,
+            fx.Decided: self._decided,
+            fx.Harvested: self._harvested,
+        }
+
+    def run(self) -> Generator[Event, None, None]:
+        """The SimPy process."""
+        reply: Any = None
+        handlers, loop = self.handlers, self.loop
+        while True:
+            try:
+                effect = loop.send(reply)
+            except StopIteration:
+                self.done = True
+                return
+            self.effect = effect
+            handler = handlers[type(effect)]
+            reply = handler(effect)
+            while reply is BLOCKED:
+                self._wake = Event(self.env)
+                yield self._wake
+                reply = handler(effect)
+            self.waits_for = None
+
+    def wake(self) -> None:
+        """Try the blocked effect again."""
+        if self._wake is not None and not self._wake.triggered:
+            self._wake.succeed()
+
+    def phase(self) -> str:
+        """Name of the phase the loop stands in, for reports."""
+        names: list[str] = []
+        frame: Any = self.loop
+        while isinstance(frame, GeneratorType):
+            names.append(frame.gi_code.co_name)
+            frame = frame.gi_yieldfrom
+        return names[1] if len(names) > 1 else names[0] if names else "ended"
+
+    # --- communication ---------------------------------------------------------------------------------------
+
+    def _send(self, effect: fx.Send) -> Any:
+        network = self.setting.network
+        message = effect.message
+        if isinstance(message, Hidden | Output) and network.links.send == "rendezvous":
+            return self._send_blocking(effect)
+        work = network.post(self.rank_id, effect.dst, message, self.now, self.streams)
+        self._wake_receiver(effect.dst, message.lane)
+        return work
+
+    def _send_blocking(self, effect: fx.Send) -> Any:
+        """A rendezvous send holds the host until the receiver has asked for the message."""
+        network = self.setting.network
+        if self.waits_for is None:
+            self.pending_work = network.post(self.rank_id, effect.dst, effect.message, self.now, self.streams)
+            self._wake_receiver(effect.dst, effect.message.lane)
+        parcel = network.works[self.pending_work]
+        if parcel.posted_ns is None:
+            self.waits_for = effect.dst
+            return BLOCKED
+        self.now = max(self.now, parcel.posted_ns)
+        if parcel.arrival_ns == 0 and parcel.sent_until_ns == 0:
+            network.transfer(parcel, self.now, self.streams)
+            self.setting.ranks[effect.dst].wake()
+        return self.pending_work
+
+    def _wake_receiver(self, dst: int, lane: Lane) -> None:
+        peer = self.setting.ranks[dst]
+        if isinstance(peer.effect, fx.Recv) and peer.waits_for == self.rank_id and peer.effect.lane is lane:
+            peer.wake()
+
+    def _recv(self, effect: fx.Recv) -> Any:
+        network = self.setting.network
+        parcel = network.head(effect.src, self.rank_id, effect.lane)
+        if parcel is None:
+            self.waits_for = effect.src
+            return BLOCKED
+        if parcel.posted_ns is None:
+            parcel.posted_ns = self.now
+            self.setting.ranks[effect.src].wake()
+        if parcel.payload is not None and network.links.send == "rendezvous" and parcel.sent_until_ns == 0:
+            self.waits_for = effect.src
+            return BLOCKED
+        network.take(effect.src, self.rank_id, effect.lane)
+        self.now = max(self.now, parcel.meta_ns)
+        return parcel.message if parcel.payload is None else self._arrived(parcel)
+
+    def _arrived(self, parcel: Parcel) -> Hidden | Output:
+        source, message = parcel.payload, parcel.message
+        assert source is not None
+        assert isinstance(message, Hidden | Output)
+        if self.scenario.links.order == "stream" and self.setting.receives_on_stream:
+            self.streams.comm_free = max(self.streams.comm_free, parcel.arrival_ns)
+        return replace(message, payload=Payload(parcel.arrival_ns, source.iteration, source.tokens))
+
+    def _commit(self, effect: fx.Commit) -> Any:
+        network = self.setting.network
+        parcel = network.works.get(effect.work)
+        if parcel is None:
+            raise InvariantViolation(
+                "INV-38", self.rank_id, self.rank.iteration, self.rank.slot, "", "a send is committed twice"
+            )
+        mode = network.links.commit
+        lane = parcel.message.lane
+        if mode == "all" or lane is Lane.START or (mode == "requests" and lane is not Lane.TENSOR):
+            if parcel.posted_ns is None:
+                self.waits_for = parcel.dst
+                return BLOCKED
+            self.now = max(self.now, parcel.posted_ns)
+        if parcel.payload is not None:
+            self.streams.committed(parcel.payload, parcel.sent_until_ns)
+        del network.works[effect.work]
+        return None
+
+    def _drop(self, effect: fx.Drop) -> None:
+        parcel = self.setting.network.works.pop(effect.work)
+        if parcel.posted_ns is None or parcel.sent_until_ns > self.now:
+            raise InvariantViolation(
+                "INV-38",
+                self.rank_id,
+                self.rank.iteration,
+                self.rank.slot,
+                "",
+                f"the buffer of the {parcel.message.kind.value} message to rank {parcel.dst} is given up at "
+                f"{self.now} ns, before its send is over",
+            )
+
+    # --- device ----------------------------------------------------------------------------------------------
+
+    def _launch(self, effect: fx.Launch) -> Payload:
+        batch, setting = effect.batch, self.setting
+        hidden_ready = 0
+        if effect.hidden is not None:
+            assert isinstance(effect.hidden.payload, Payload)
+            hidden_ready = effect.hidden.payload.ready_ns
+        work = [(p.prefix_len, p.new_tokens, p.is_decode) for p in batch.pieces]
+        duration = self.cost.batch_ns(self.rank.config.pp_rank, batch.slot, work)
+        jitter = round(duration * self.scenario.host.stage_jitter_percent / 100)
+        if jitter:
+            duration += setting.choices.below(f"stage jitter {self.rank_id}", jitter + 1)
+        graph = batch.can_run_cuda_graph and not self.rank.config.is_last
+        start = self.streams.launch(self.now, hidden_ready, duration, batch.iteration, batch.slot, graph)
+        end = self.streams.forward_free
+        setting.recording.span(self.rank_id, "forward", batch.slot, batch.iteration, start, end)
+        tokens: tuple[int, ...] = ()
+        if self.rank.config.is_last:
+            tokens = self._sample(effect)
+        return Payload(end, batch.iteration, tokens, is_static=graph)
+
+    def _sample(self, effect: fx.Launch) -> tuple[int, ...]:
+        batch = effect.batch
+        requests = self.rank.scheduler.requests
+        sampler = self.setting.sampler
+        tokens = tuple(
+            sampler.token(p.rid, len(requests[p.rid].output_ids) + 1) if p.is_last_chunk else 0 for p in batch.pieces
+        )
+        if self.rank.link.is_leader:
+            self.setting.recording.sampled(batch.iteration, batch.slot, tokens)
+        return tokens
+
+    def _await_tokens(self, effect: fx.AwaitTokens) -> tuple[int, ...]:
+        payload = effect.output.payload
+        assert isinstance(payload, Payload)
+        self.now = max(self.now, payload.ready_ns)
+        return payload.tokens
+
+    # --- the rank's surroundings -------------------------------------------------------------------------------
+
+    def _ingest(self, effect: fx.Ingest) -> Any:
+        inputs, self.now = self.setting.client.ingest(effect.iteration, effect.idle, self.now)
+        recording = self.setting.recording
+        for item in inputs:
+            if isinstance(item, NewRequest) and item.rid in self.setting.scripted:
+                recording.arrival(item.rid, self.now, count(item.prompt), item.max_new_tokens)
+        recording.ingested(effect.iteration, inputs, self.now)
+        self.setting.watch.ingested(effect.iteration, bool(inputs), effect.idle)
+        return inputs
+
+    def _observe(self, effect: fx.Observe) -> Local[tuple[int, ...]]:
+        assert effect.what == "capacity"
+        values = (self.local_capacity,)
+        self.setting.recording.observed(self.rank_id, effect.iteration, effect.what, effect.keys, values)
+        return Local(values, self.rank_id, effect.iteration)
+
+    def _act(self, effect: fx.Act) -> None:
+        raise InvariantViolation(
+            "INV-02", self.rank_id, self.rank.iteration, self.rank.slot, effect.key, f"unknown act {effect.what!r}"
+        )
+
+    def _reply(self, effect: fx.Reply) -> None:
+        self.setting.recording.reply(self.now, effect)
+        self.setting.watch.replied(effect, self.rank.iteration, self.rank.slot)
+
+    def _decided(self, effect: fx.Decided) -> None:
+        decision = effect.decision
+        if decision.mode != "empty" or not self.scenario.host.free_empty_visit:
+            self.now += self.schedule_ns
+        self.setting.recording.decision(self.rank_id, decision)
+        self.setting.watch.decided(self.rank_id, decision)
+
+    def _harvested(self, effect: fx.Harvested) -> None:
+        if effect.harvest.harvested is not None:
+            self.now += self.process_ns
+        self.setting.recording.harvest(self.rank_id, effect.harvest)
+        self.setting.watch.harvested(self.rank_id, effect.harvest)

@@ -1,0 +1,81 @@
+"""Lockstep while the run goes on: every rank's decision and harvest against those of the rank that came there first.
+
+The first difference is named with its invariant, its iteration and its field, long before it would become a shape
+error or a hang (bugs.md B118).
+"""
+
+from __future__ import annotations
+
+from ppsim.core.effects import Decision, Harvest
+from ppsim.core.errors import InvariantViolation
+
+DECISION_INVARIANTS = (
+    ("mode", "INV-09"),
+    ("pieces", "INV-10"),
+    ("retracted", "INV-18"),
+    ("chunked_rid", "INV-13"),
+    ("state_digest", "INV-14"),
+)
+HARVEST_INVARIANTS = (
+    ("harvested", "INV-05"),
+    ("delivered", "INV-41"),
+    ("token_ids", "INV-41"),
+    ("finished", "INV-42"),
+    ("free_tokens", "INV-23"),
+    ("evictable_tokens", "INV-23"),
+)
+
+
+class Lockstep:
+    """Keeps one decision and one harvest per iteration until all ranks have passed it."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self.decisions: dict[int, list[object]] = {}
+        self.harvests: dict[int, list[object]] = {}
+
+    def decision(self, rank: int, decision: Decision) -> None:
+        """Raises InvariantViolation if an earlier rank decided otherwise in this iteration."""
+        first = self._first(self.decisions, rank, decision)
+        if isinstance(first, Decision) and first != decision:
+            differ(first, decision, DECISION_INVARIANTS, rank)
+
+    def harvest(self, rank: int, harvest: Harvest) -> None:
+        """Raises InvariantViolation if an earlier rank harvested otherwise in this iteration."""
+        first = self._first(self.harvests, rank, harvest)
+        if isinstance(first, Harvest) and first != harvest:
+            differ(first, harvest, HARVEST_INVARIANTS, rank)
+
+    def _first(self, seen: dict[int, list[object]], rank: int, record: Decision | Harvest) -> object:
+        entry = seen.setdefault(record.iteration, [record, 0])
+        count = entry[1] = int(str(entry[1])) + 1
+        if count == self.num_ranks:
+            del seen[record.iteration]
+        return entry[0]
+
+
+def differ(first: Decision | Harvest, mine: Decision | Harvest, table: tuple[tuple[str, str], ...], rank: int) -> None:
+    for name, invariant in table:
+        a, b = getattr(first, name), getattr(mine, name)
+        if a != b:
+            raise InvariantViolation(
+                invariant,
+                rank,
+                mine.iteration,
+                mine.slot,
+                guilty_rid(a, b),
+                f"{name} differs between ranks: this rank has {b!r}, the first rank there had {a!r}",
+            )
+
+
+def guilty_rid(a: object, b: object) -> str:
+    """The first request that only one side has, for the report."""
+    names_a, names_b = rids(a), rids(b)
+    only = [rid for rid in names_a + names_b if (rid in names_a) != (rid in names_b)]
+    return only[0] if only else ""
+
+
+def rids(value: object) -> list[str]:
+    if not isinstance(value, tuple):
+        return []
+    return [str(item[0]) if isinstance(item, tuple) else str(item) for item in value]

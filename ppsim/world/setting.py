@@ -1,0 +1,34 @@
+"""What all simulated ranks of a run share: scenario, costs, links, clients, recording and the watch over them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ppsim.cost.stage import StageCost
+from ppsim.recording import Recording
+from ppsim.scenario.tree import Scenario
+from ppsim.world.choices import Choices
+from ppsim.world.client import Client, Sampler
+from ppsim.world.network import Network
+from ppsim.world.watch import Watch
+
+if TYPE_CHECKING:
+    from ppsim.world.driver import SimulatedRank
+
+
+@dataclass(slots=True)
+class Setting:
+    """One run. ``ranks`` is indexed by rank_id."""
+
+    scenario: Scenario
+    cost: StageCost
+    choices: Choices
+    network: Network
+    client: Client
+    sampler: Sampler
+    recording: Recording
+    watch: Watch
+    scripted: frozenset[str] = frozenset()  # requests that name an iteration: they arrive when they are read
+    receives_on_stream: bool = False
+    ranks: list[SimulatedRank] = field(default_factory=list)

@@ -1,0 +1,123 @@
+"""One simulated run, from the scenario to recording and verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ppsim.core.errors import CoreError, InvariantViolation, ProtocolError
+from ppsim.core.hooks import Hooks
+from ppsim.core.loop import build_rank
+from ppsim.core.messages import Input
+from ppsim.core.tokens import count
+from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
+from ppsim.recording import PASS, Recording, Verdict
+from ppsim.recording.schema import VerdictKind
+from ppsim.scenario.rank import local_capacity_tokens, rank_config
+from ppsim.scenario.stagecost import stage_cost
+from ppsim.scenario.tree import Scenario
+from ppsim.workload import Workload, build_workload
+from ppsim.world.choices import Choices, SeededChoices
+from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
+from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
+from ppsim.world.driver import SimulatedRank
+from ppsim.world.ending import deadlock, leftovers
+from ppsim.world.network import Network
+from ppsim.world.setting import Setting
+from ppsim.world.watch import StopRun, Watch
+
+
+@dataclass(frozen=True, slots=True)
+class SimulationResult:
+    """What a run leaves. ``setting`` gives checks access to the final state of the ranks."""
+
+    recording: Recording
+    verdict: Verdict
+    setting: Setting
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a run takes from another one instead of from the scenario (design decision 5)."""
+
+    inputs_by_iteration: dict[int, tuple[Input, ...]] | None = None
+    tokens: dict[str, tuple[int, ...]] | None = None
+
+
+def simulate(
+    scenario: Scenario,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+    choices: Choices | None = None,
+    hooks: Callable[[int, int], Hooks] = Hooks,
+    given: Given | None = None,
+) -> SimulationResult:
+    """Run a scenario to its end. Raises ScenarioError or TraceError for bad input; all else is in the verdict."""
+    setting = prepare(scenario, progress, choices or SeededChoices(scenario.seed), given or Given())
+    env = ChoosingEnvironment(setting.choices)
+    cluster = scenario.cluster
+    for pp_rank in range(cluster.pp_size):
+        capacity = local_capacity_tokens(scenario, pp_rank)
+        for tp_rank in range(cluster.tp_replicas):
+            rank = build_rank(rank_config(scenario, pp_rank, tp_rank), hooks(pp_rank, tp_rank))
+            setting.ranks.append(SimulatedRank(env, setting, rank, capacity))
+    for simulated in setting.ranks:
+        env.process(simulated.run())
+    try:
+        run_until_quiet(env)
+    except (CoreError, StopRun) as error:
+        return SimulationResult(setting.recording, verdict_of(error), setting)
+    verdict = deadlock(setting) or leftovers(setting) or PASS
+    return SimulationResult(setting.recording, verdict, setting)
+
+
+def prepare(scenario: Scenario, progress: Callable[[int, int], None] | None, choices: Choices, given: Given) -> Setting:
+    """Everything the ranks share."""
+    workload = build_workload(scenario)
+    cluster, model = scenario.cluster, scenario.model
+    recording = Recording(cluster.pp_size, tp_replicas=cluster.tp_replicas, name=scenario.name, seed=scenario.seed)
+    for message in workload.warnings:
+        recording.warn(message)
+    for a in workload.arrivals:
+        if a.at_ns is not None:  # a request that names an iteration arrives when it is read
+            recording.arrival(a.request.rid, a.at_ns, count(a.request.prompt), a.request.max_new_tokens)
+    watch = Watch(
+        cluster.pp_size * cluster.tp_replicas,
+        scenario.run.check,
+        scenario.run.max_iterations,
+        len(workload.arrivals),
+        progress,
+    )
+    return Setting(
+        scenario=scenario,
+        cost=stage_cost(scenario),
+        choices=choices,
+        network=Network(scenario.links, choices, hidden_bytes=model.hidden_size * model.dtype_bytes),
+        client=client_of(scenario, workload, given),
+        sampler=Sampler(scenario, workload, given.tokens),
+        recording=recording,
+        watch=watch,
+        scripted=frozenset(a.request.rid for a in workload.arrivals if a.at_ns is None),
+    )
+
+
+def client_of(scenario: Scenario, workload: Workload, given: Given) -> Client:
+    if given.inputs_by_iteration is not None:
+        return ReplayClient(given.inputs_by_iteration)
+    return WorkloadClient(workload, scenario.host.idle_poll_us)
+
+
+def verdict_of(error: CoreError | StopRun) -> Verdict:
+    """The verdict behind an error that stopped a run."""
+    match error:
+        case InvariantViolation():
+            return Verdict(
+                "fail", EXIT_SAFETY, str(error), error.invariant, error.rank, error.iteration, error.slot, error.rid
+            )
+        case ProtocolError():
+            return Verdict("fail", EXIT_SAFETY, str(error), "INV-31", error.rank, error.iteration, error.slot, None)
+        case StopRun():
+            kind: VerdictKind = "fail" if error.exit_code == EXIT_LIVENESS else "unknown"
+            return Verdict(kind, error.exit_code, str(error), None, 0, error.iteration, None, None)
+        case _:
+            return Verdict("fail", EXIT_SAFETY, str(error), "INV-23", None, None, None, None)

@@ -1,0 +1,85 @@
+"""What is checked while a run goes on: lockstep, one terminal reply for each request, progress.
+
+With ``run.check`` off only the recording is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ppsim.core.effects import Decision, Harvest, Reply
+from ppsim.core.errors import InvariantViolation
+from ppsim.errors import EXIT_LIVENESS, EXIT_UNKNOWN, PpsimError
+from ppsim.world.lockstep import Lockstep
+
+MAX_EMPTY_ITERATIONS = 20_000
+"""Iterations of the first rank without any batch, while requests wait, that count as a livelock."""
+
+
+class StopRun(PpsimError):
+    """The run is given up: ``max_iterations`` is reached (unknown), or nothing moves any more (liveness)."""
+
+    def __init__(self, message: str, code: int, iteration: int) -> None:
+        super().__init__(message, code, iteration)
+        self.message, self.exit_code, self.iteration = message, code, iteration
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class Watch:
+    """Sees every decision, harvest and reply of a run."""
+
+    def __init__(
+        self,
+        num_ranks: int,
+        check: bool,
+        max_iterations: int,
+        num_requests: int,
+        progress: Callable[[int, int], None] | None,
+    ) -> None:
+        self.lockstep = Lockstep(num_ranks) if check else None
+        self.max_iterations = max_iterations
+        self.num_requests = num_requests
+        self.progress = progress
+        self.ended: dict[str, str] = {}
+        self.empty_iterations = 0
+
+    def ingested(self, iteration: int, any_input: bool, idle: bool) -> None:
+        """The first rank starts an iteration."""
+        if self.max_iterations and iteration >= self.max_iterations:
+            raise StopRun(f"stopped at run.max_iterations = {self.max_iterations}", EXIT_UNKNOWN, iteration)
+        if any_input or idle:
+            self.empty_iterations = 0
+        if self.empty_iterations > MAX_EMPTY_ITERATIONS:
+            raise StopRun(
+                f"no batch for {MAX_EMPTY_ITERATIONS} iterations although requests are waiting (livelock)",
+                EXIT_LIVENESS,
+                iteration,
+            )
+
+    def decided(self, rank: int, decision: Decision) -> None:
+        if rank == 0:
+            self.empty_iterations = 0 if decision.pieces else self.empty_iterations + 1
+        if self.lockstep is not None:
+            self.lockstep.decision(rank, decision)
+
+    def harvested(self, rank: int, harvest: Harvest) -> None:
+        if self.lockstep is not None:
+            self.lockstep.harvest(rank, harvest)
+
+    def replied(self, reply: Reply, iteration: int, slot: int) -> None:
+        """A reply left for the client: nothing follows a terminal one (invariant 61)."""
+        if reply.rid in self.ended and reply.status != "refused":
+            raise InvariantViolation(
+                "INV-61",
+                0,
+                iteration,
+                slot,
+                reply.rid,
+                f"a {reply.status!r} reply follows the terminal reply {self.ended[reply.rid]!r}",
+            )
+        if reply.status != "token":
+            self.ended[reply.rid] = reply.status
+            if self.progress is not None:
+                self.progress(len(self.ended), self.num_requests)
