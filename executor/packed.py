@@ -97,4 +97,4 @@ def check_distinct(kv_slots: torch.Tensor, piece_of: torch.Tensor, batch: Forwar
 
 
 def broken(batch: ForwardBatch, rank: int, rid: str, detail: str) -> InvariantViolation:
-    return InvariantViolation("KV pages of a launch", rank, batch.iteration, batch.slot, rid, detail)
+    return InvariantViolation("INV-64", rank, batch.iteration, batch.slot, rid, detail)

@@ -97,6 +97,6 @@ def test_a_position_that_nobody_wrote_is_noticed() -> None:
 def test_impossible_pages_name_the_request(row_a: Row, row_b: Row, message: str) -> None:
     with pytest.raises(InvariantViolation) as caught:
         pack(batch_of([(row_a, 0, 8), (row_b, 0, 8)], iteration=3), 4, 64, 2, CPU)
-    assert str(caught.value) == f"KV pages of a launch at rank 2, iteration 3, slot 0, {message}" + (
+    assert str(caught.value) == f"INV-64 at rank 2, iteration 3, slot 0, {message}" + (
         " tokens" if "got 1 pages" in message else ""
     )

@@ -1,0 +1,89 @@
+"""The client side of the first rank: which inputs it reads in which iteration.
+
+``LiveClient`` delivers arrivals at their iteration or their wall time. ``ReplayClient`` delivers a recorded list, the
+same inputs in the same iterations, whatever the clock says (design decision 5). Both end the run with ``Shutdown`` once
+nothing is left and the rank is idle.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from ppsim.core.messages import Input, NewRequest, Shutdown
+from ppsim.workload import Arrival
+
+
+class Client(Protocol):
+    """Answers ``Ingest``.
+
+    ``gave_up``: the run was cut short by its limit of iterations. ``timed``: requests that arrive at a time of their
+    own; all others arrive when they are read.
+    """
+
+    gave_up: bool
+    timed: frozenset[str]
+
+    def ingest(self, iteration: int, idle: bool) -> tuple[Input, ...]: ...
+
+
+class LiveClient:
+    """``now_ns`` counts from the start of the run; ``sleep_ns`` waits. ``max_iterations`` 0: no limit."""
+
+    def __init__(
+        self,
+        arrivals: Sequence[Arrival],
+        now_ns: Callable[[], int],
+        sleep_ns: Callable[[int], None],
+        max_iterations: int = 0,
+    ) -> None:
+        self.by_iteration = deque(a for a in arrivals if a.at_iteration is not None)
+        self.by_time = deque(a for a in arrivals if a.at_iteration is None)
+        self.timed = frozenset(a.request.rid for a in self.by_time)
+        self.now_ns, self.sleep_ns = now_ns, sleep_ns
+        self.max_iterations = max_iterations
+        self.gave_up = False
+
+    def ingest(self, iteration: int, idle: bool) -> tuple[Input, ...]:
+        """Inputs due now, those that name an iteration first. Waits only if idle and only a time can bring more."""
+        if self.max_iterations and iteration >= self.max_iterations:
+            self.gave_up = True
+            return (Shutdown(),)
+        due = self.due(iteration)
+        if due or not idle or self.by_iteration:
+            return due
+        if not self.by_time:
+            return (Shutdown(),)
+        self.sleep_ns(max(0, at_ns(self.by_time[0]) - self.now_ns()))
+        return self.due(iteration)
+
+    def due(self, iteration: int) -> tuple[NewRequest, ...]:
+        found = []
+        while self.by_iteration and (self.by_iteration[0].at_iteration or 0) <= iteration:
+            found.append(self.by_iteration.popleft().request)
+        now_ns = self.now_ns()
+        while self.by_time and at_ns(self.by_time[0]) <= now_ns:
+            found.append(self.by_time.popleft().request)
+        return tuple(found)
+
+
+class ReplayClient:
+    """Recorded inputs by iteration. A recorded ``Shutdown`` comes where it came; without one the run ends when idle."""
+
+    def __init__(self, inputs_by_iteration: Mapping[int, tuple[Input, ...]]) -> None:
+        self.gave_up = False
+        self.timed = frozenset[str]()
+        self.inputs = dict(inputs_by_iteration)
+        self.last = max(self.inputs, default=-1)
+        self.ends = any(isinstance(item, Shutdown) for inputs in self.inputs.values() for item in inputs)
+
+    def ingest(self, iteration: int, idle: bool) -> tuple[Input, ...]:
+        if iteration > self.last and idle and not self.ends:
+            return (Shutdown(),)
+        return self.inputs.get(iteration, ())
+
+
+def at_ns(arrival: Arrival) -> int:
+    assert arrival.at_ns is not None, f"{arrival.request.rid} has neither iteration nor time"
+    return arrival.at_ns

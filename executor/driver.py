@@ -1,0 +1,196 @@
+"""One rank of the real world: the core generator on one side, a model, links and a client on the other.
+
+``drive`` is the whole engine. What each effect means here is one method of ``Answers``; the table is in ``__init__``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from executor.client import Client
+from executor.kv import PagedKV
+from executor.packed import pack
+from executor.stage import Stage
+from executor.status import Status
+from executor.timing import ForwardTimer
+from executor.transport import Transport
+from ppsim.core.agreed import Local
+from ppsim.core.batch import ForwardBatch
+from ppsim.core.effects import (
+    Act,
+    AwaitTokens,
+    Commit,
+    Decided,
+    Drop,
+    Effects,
+    Harvested,
+    Ingest,
+    Launch,
+    Observe,
+    Recv,
+    Reply,
+    Send,
+    Work,
+)
+from ppsim.core.errors import InvariantViolation, ProtocolError
+from ppsim.core.messages import Input, Message, NewRequest
+from ppsim.core.tokens import count
+from ppsim.recording import Recording
+
+TERMINAL = ("finished", "aborted", "refused")
+
+T = TypeVar("T")
+
+
+class Answers:
+    """The replies of the real world to the effects of rank ``rank``. Times count from the common start of the run."""
+
+    def __init__(
+        self,
+        rank: int,
+        stage: Stage,
+        kv: PagedKV,
+        capacity_tokens: int,
+        transport: Transport,
+        client: Client,
+        recording: Recording,
+        timer: ForwardTimer,
+        status: Status,
+    ) -> None:
+        self.rank, self.stage, self.kv, self.capacity_tokens = rank, stage, kv, capacity_tokens
+        self.transport, self.client, self.recording, self.timer = transport, client, recording, timer
+        self.status = status
+        self.iteration = -1
+        self.num_ended = 0
+        self.samples: list[tuple[ForwardBatch, torch.Tensor]] = []
+        self.table: dict[type, Callable[[Any], object]] = {
+            Ingest: self.ingest,
+            Send: self.send,
+            Recv: self.recv,
+            Commit: self.commit,
+            Drop: self.drop,
+            Launch: self.launch,
+            AwaitTokens: self.await_tokens,
+            Observe: self.observe,
+            Act: self.act,
+            Reply: self.reply,
+            Decided: self.decided,
+            Harvested: self.harvested,
+        }
+
+    def drive(self, loop: Effects[T]) -> T:
+        """Run a rank to its end and return what its generator returns."""
+        answer: object = None
+        while True:
+            try:
+                effect = loop.send(answer)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            self.status.beat(self.rank, effect, self.iteration)
+            answer = self.table[type(effect)](effect)
+
+    # --- clients ---------------------------------------------------------------------------------------------
+
+    def ingest(self, effect: Ingest) -> tuple[Input, ...]:
+        self.iteration = effect.iteration
+        inputs = self.client.ingest(effect.iteration, effect.idle)
+        now_ns = self.timer.now_ns()
+        for item in inputs:
+            if isinstance(item, NewRequest) and item.rid not in self.client.timed:
+                self.recording.arrival(item.rid, now_ns, count(item.prompt), item.max_new_tokens)
+        self.recording.ingested(effect.iteration, inputs, now_ns)
+        return inputs
+
+    def reply(self, effect: Reply) -> None:
+        if effect.status in TERMINAL:
+            self.num_ended += 1
+            self.status.ended(self.num_ended)
+        self.recording.reply(self.timer.now_ns(), effect)
+
+    # --- links -----------------------------------------------------------------------------------------------
+
+    def send(self, effect: Send) -> Work:
+        return self.transport.send(effect.dst, effect.message)
+
+    def recv(self, effect: Recv) -> Message:
+        message = self.transport.recv(effect.src, effect.lane)
+        self.iteration = max(self.iteration, message.iteration)
+        return message
+
+    def commit(self, effect: Commit) -> None:
+        self.transport.commit(effect.work)
+
+    def drop(self, effect: Drop) -> None:
+        self.transport.drop(effect.work)
+
+    # --- model -----------------------------------------------------------------------------------------------
+
+    def launch(self, effect: Launch) -> torch.Tensor:
+        """Hidden states [num_tokens, hidden_size], or on the last rank the sampled token ids [num_pieces]."""
+        batch, share = effect.batch, self.stage.share
+        packed = pack(batch, self.kv.page_size, self.kv.num_pages, self.rank, self.stage.device)
+        rows = self.input_ids(batch) if share.is_first else self.hidden_rows(effect)
+        with self.timer.forward(batch):
+            out: torch.Tensor = self.stage(rows, packed, self.kv)
+            if share.is_last:
+                out = self.stage.sample(out, packed)
+        if share.is_last:
+            self.samples.append((batch, out))
+        return out
+
+    def input_ids(self, batch: ForwardBatch) -> torch.Tensor:
+        ids = [i for p in batch.pieces for i in p.kv.input_ids(p.prefix_len, p.prefix_len + p.new_tokens)]
+        if len(ids) != batch.num_tokens:
+            came = f"{len(ids)} token ids for them"
+            raise ProtocolError(
+                self.rank, batch.iteration, batch.slot, f"pieces of {batch.num_tokens} tokens", came, "the scheduler"
+            )
+        return torch.tensor(ids, device=self.stage.device)
+
+    def hidden_rows(self, effect: Launch) -> torch.Tensor:
+        batch, payload = effect.batch, effect.hidden.payload if effect.hidden else None
+        if isinstance(payload, torch.Tensor) and payload.shape[0] == batch.num_tokens:
+            return payload
+        came = f"shape {list(payload.shape)}" if isinstance(payload, torch.Tensor) else "none"
+        blame = f"rank {self.rank - 1} sent activations of another batch"
+        expected = f"hidden states of {batch.num_tokens} tokens"
+        raise ProtocolError(self.rank, batch.iteration, batch.slot, expected, came, blame)
+
+    def await_tokens(self, effect: AwaitTokens) -> tuple[int, ...]:
+        output = effect.output
+        assert isinstance(output.payload, torch.Tensor), type(output.payload)
+        token_ids = tuple(output.payload.tolist())
+        if min(token_ids) < 0:  # ``Stage.sample``
+            detail = f"row {token_ids.index(-1)} has no number for a logit: KV was read that no launch has written"
+            raise InvariantViolation("INV-64", self.rank, output.iteration, output.slot, "", detail)
+        return token_ids
+
+    # --- the rest --------------------------------------------------------------------------------------------
+
+    def observe(self, effect: Observe) -> Local[tuple[int, ...]]:
+        if effect.what != "capacity":
+            raise NotImplementedError(f"the executor cannot observe {effect.what!r} yet")
+        values = (self.capacity_tokens,)
+        self.recording.observed(self.rank, effect.iteration, effect.what, effect.keys, values)
+        return Local(values, self.rank, effect.iteration)
+
+    def act(self, effect: Act) -> None:
+        raise NotImplementedError(f"the executor cannot act on {effect.what!r} yet")
+
+    def decided(self, effect: Decided) -> None:
+        self.iteration = effect.decision.iteration
+        self.recording.decision(self.rank, effect.decision)
+
+    def harvested(self, effect: Harvested) -> None:
+        self.recording.harvest(self.rank, effect.harvest)
+
+    def finish(self) -> None:
+        """After the last effect: leave together with the others, and put what was measured into the recording."""
+        self.transport.finish()
+        for batch, token_ids in self.samples:
+            self.recording.sampled(batch.iteration, batch.slot, tuple(token_ids.tolist()))
+        for slot, iteration, start_ns, end_ns in self.timer.spans():
+            self.recording.span(self.rank, "forward", slot, iteration, start_ns, end_ns)

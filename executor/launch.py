@@ -1,0 +1,144 @@
+"""Run a scenario on real processes: one for each pipeline stage, all on this machine.
+
+What can be known before a process starts is checked before one starts (``prepare.py``). After that every way to end is
+one clear error or verdict, and no process is left:
+
+    bad scenario, checkpoint, device, port     UsageError, exit code 2
+    a rank process that dies                   RankDied, exit code 3, names the rank
+    all ranks wait for one another             verdict "fail", exit code 3, says what each waits for
+    a broken rule of the protocol              verdict "fail", exit code 1, with the recording so far
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
+from executor.ending import verdict_of_error, verdict_of_run
+from executor.prepare import arrivals_of, prepared
+from executor.status import Status
+from executor.supervise import STALL_S, Failed, Ranks, Stalled
+from executor.worker import HOST, Job, Report, run_rank
+from ppsim.core.errors import CoreError
+from ppsim.core.messages import Input
+from ppsim.errors import EXIT_LIVENESS, PpsimError, RankDied, UsageError
+from ppsim.recording import Recording, Verdict
+from ppsim.scenario import Scenario
+from ppsim.workload import Arrival
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionResult:
+    """What a run leaves; times in nanoseconds from the moment when all ranks were ready."""
+
+    recording: Recording
+    verdict: Verdict
+
+    @property
+    def tokens(self) -> dict[str, tuple[int, ...]]:
+        """Delivered token ids of each request that got any, in order of delivery."""
+        found: dict[str, list[int]] = {}
+        for reply in self.recording.replies:
+            if reply.token_ids:
+                found.setdefault(reply.rid, []).extend(reply.token_ids)
+        return {rid: tuple(ids) for rid, ids in found.items()}
+
+    @property
+    def inputs_by_iteration(self) -> dict[int, tuple[Input, ...]]:
+        """What the first rank read and when: replay this and the same decisions follow."""
+        return {ingested.iteration: ingested.live for ingested in self.recording.ingestions}
+
+
+def execute(
+    scenario: Scenario,
+    *,
+    device: str = "cpu",
+    model_dir: str | None = None,
+    port: int | None = None,
+    inputs_by_iteration: Mapping[int, tuple[Input, ...]] | None = None,
+    arrivals: Sequence[Arrival] | None = None,
+    progress: Progress | None = None,
+    start_method: str = "spawn",
+    stall_s: float = STALL_S,
+) -> ExecutionResult:
+    """Run ``scenario`` to its end.
+
+    ``model_dir`` overrides ``model.path``. ``inputs_by_iteration`` replays recorded inputs; else ``arrivals`` (default:
+    the scenario's workload) come live. ``port``: of the rendezvous store, None: a free one. ``progress`` is called with
+    (ended requests, all requests). Raises UsageError and RankDied as the head of this file says.
+    """
+    scenario = prepared(scenario, model_dir, device)
+    pp_size = scenario.cluster.pp_size
+    recording = Recording(pp_size, name=scenario.name, seed=scenario.seed, world="exec")
+    inputs = None if inputs_by_iteration is None else dict(inputs_by_iteration)
+    live = arrivals_of(scenario, arrivals, inputs, recording)
+    num_requests = len(live) if inputs is None else sum(len(items) for items in inputs.values())
+
+    context: Any = multiprocessing.get_context(start_method)
+    status = Status(context, pp_size)
+    ranks = Ranks(status)
+    store = open_store(port)
+    try:
+        for rank in range(pp_size):
+            first = rank == 0  # the others have no clients
+            job = Job(scenario, device, store.port, live if first else (), inputs if first else None)
+            ours, theirs = context.Pipe(duplex=False)
+            process = context.Process(target=run_rank, args=(rank, job, theirs, status), name=f"ppsim-rank-{rank}")
+            process.start()
+            theirs.close()
+            ranks.add(process, ours)
+        reports = ranks.wait(lambda: progress(status.num_ended, num_requests) if progress else None, stall_s)
+    except Failed as failure:
+        return failed(failure.report, ranks, recording)
+    except Stalled as stall:
+        return ExecutionResult(recording, Verdict("fail", EXIT_LIVENESS, f"deadlock: {stall}", "INV-40"))
+    finally:
+        ranks.stop()
+    absorb(recording, reports)
+    return ExecutionResult(recording, verdict_of_run(recording, reports))
+
+
+def open_store(port: int | None) -> TCPStore:
+    """The rendezvous store lives here, so that it outlives any rank. Raises UsageError for a port that is taken."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port or 0))
+        except OSError as error:
+            raise port_taken(port, error) from None
+    try:
+        return TCPStore(HOST, port or 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    except RuntimeError as error:
+        raise port_taken(port, error) from None
+
+
+def port_taken(port: int | None, error: Exception) -> UsageError:
+    reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+    return UsageError(f"--port {port}: cannot listen on {HOST}:{port}: {reason} (leave --port out for a free one)")
+
+
+def failed(report: Report, ranks: Ranks, recording: Recording) -> ExecutionResult:
+    """A rank said why it ended: a broken rule is a verdict, all else an error."""
+    error = report.error
+    if isinstance(error, CoreError):
+        absorb(recording, list(ranks.reports.values()))
+        return ExecutionResult(recording, verdict_of_error(error))
+    if isinstance(error, UsageError):
+        raise error
+    where = ranks.doing(report.rank)
+    raise RankDied(f"rank {report.rank} of {recording.pp_size} ended {where}: {error}") from PpsimError(report.trace)
+
+
+def absorb(recording: Recording, reports: Sequence[Report]) -> None:
+    """Put the parts of the ranks together, rank 0 first."""
+    for report in sorted(reports, key=lambda report: report.rank):
+        if report.recording is not None:
+            recording.absorb(report.rank, report.recording)

@@ -1,0 +1,110 @@
+"""Everything that can be refused before a process starts: the shape, the checkpoint, the memory, the prompts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+
+from executor.checkpoint import check_tensors, checkpoint_model, tensor_index
+from executor.model import FAMILIES, dtype_of
+from ppsim.core.messages import Input, NewRequest
+from ppsim.core.tokens import count, unpack
+from ppsim.errors import ScenarioError, UsageError
+from ppsim.recording import Recording
+from ppsim.scenario import Scenario
+from ppsim.scenario.check import check_scenario
+from ppsim.scenario.rank import kv_bytes_per_token_and_layer, local_capacity_tokens, partition_of, stage_weight_bytes
+from ppsim.workload import Arrival, build_workload
+
+GB = 10**9
+
+
+def prepared(scenario: Scenario, model_dir: str | None, device: str) -> Scenario:
+    """The scenario with the checkpoint's shape in it. Raises UsageError for what the executor cannot run."""
+    if device not in ("cpu", "cuda"):
+        raise UsageError(f"device {device!r}: expected cpu or cuda")
+    folder = model_dir or scenario.model.path
+    if folder is not None:
+        model = checkpoint_model(folder, scenario.model, tuple(FAMILIES))
+        scenario = scenario.model_copy(update={"model": model})
+        check_scenario(scenario)
+    cluster, model = scenario.cluster, scenario.model
+    if cluster.pp_size > model.num_hidden_layers:
+        raise ScenarioError(
+            "cluster.pp_size", f"{cluster.pp_size} stages for {model.num_hidden_layers} layers", "a stage needs a layer"
+        )
+    for key in ("tp_size", "tp_replicas"):
+        if getattr(cluster, key) != 1:
+            raise ScenarioError(
+                f"cluster.{key}", f"{getattr(cluster, key)}: the executor runs one process a stage", "set it to 1"
+            )
+    dtype_of(model)
+    if folder is not None:
+        check_checkpoint(scenario, folder)
+    if device == "cpu":
+        check_memory(scenario)
+    return scenario
+
+
+def check_checkpoint(scenario: Scenario, folder: str) -> None:
+    """The files hold every tensor of the unsplit model in its shape."""
+    import torch
+
+    from executor.stage import Share, empty_stage
+    from executor.weights import expected_tensors
+
+    index = tensor_index(folder)
+    total = scenario.model.num_hidden_layers
+    whole = empty_stage(scenario, Share(0, 0, total, total), torch.device("cpu"))
+    check_tensors(index, expected_tensors(whole, whole.tied), folder)
+
+
+def check_memory(scenario: Scenario) -> None:
+    """All stages share the memory of this machine; a process that is killed for memory tells nobody why."""
+    layers = partition_of(scenario)
+    weights = kv = 0
+    for rank, num_layers in enumerate(layers):
+        weights += stage_weight_bytes(scenario, rank)
+        kv += local_capacity_tokens(scenario, rank) * num_layers * kv_bytes_per_token_and_layer(scenario)
+    have = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if weights + kv > have:
+        raise ScenarioError(
+            "scheduler.max_total_tokens",
+            f"weights of {weights / GB:.2f} GB and KV of {kv / GB:.2f} GB exceed this machine's {have / GB:.2f} GB",
+            "set a smaller pool, or a smaller model",
+        )
+
+
+def arrivals_of(
+    scenario: Scenario,
+    arrivals: Sequence[Arrival] | None,
+    inputs: Mapping[int, tuple[Input, ...]] | None,
+    recording: Recording,
+) -> tuple[Arrival, ...]:
+    """The live arrivals of a run, none in a replay; those that come at a time go into the recording now."""
+    live: tuple[Arrival, ...] = ()
+    if inputs is not None:
+        for items in inputs.values():
+            for item in items:
+                if isinstance(item, NewRequest):
+                    check_prompt(item, scenario.model.vocab_size)
+    elif arrivals is not None:
+        live = tuple(arrivals)
+    else:
+        workload = build_workload(scenario)
+        live = workload.arrivals
+        for warning in workload.warnings:
+            recording.warn(warning)
+    for arrival in live:
+        request = arrival.request
+        check_prompt(request, scenario.model.vocab_size)
+        if arrival.at_ns is not None:
+            recording.arrival(request.rid, arrival.at_ns, count(request.prompt), request.max_new_tokens)
+    return live
+
+
+def check_prompt(request: NewRequest, vocab_size: int) -> None:
+    """Every token of a prompt has a row in the embedding."""
+    largest = max(unpack(request.prompt), default=0)
+    if largest >= vocab_size:
+        raise UsageError(f"request {request.rid}: token {largest} is outside the vocabulary of {vocab_size} tokens")

@@ -1,0 +1,78 @@
+"""What each rank is doing, in memory that the launcher can read even after the rank was killed.
+
+cell 0   1 + place of the effect in ``EFFECTS``; 0 while the rank starts
+cell 1   iteration
+cell 2   peer of a send or receive, else -1
+cell 3   number of effects so far: it stands still where the rank does
+cell 4   requests that got their terminal reply (first rank)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from multiprocessing.context import BaseContext
+
+from ppsim.core.effects import (
+    Act,
+    AwaitTokens,
+    Commit,
+    Decided,
+    Drop,
+    Effect,
+    Harvested,
+    Ingest,
+    Launch,
+    Observe,
+    Recv,
+    Reply,
+    Send,
+)
+
+EFFECTS = (Ingest, Send, Recv, Commit, Drop, Launch, AwaitTokens, Observe, Act, Reply, Decided, Harvested)
+CODE = {effect: 1 + place for place, effect in enumerate(EFFECTS)}
+WAITING = (CODE[Recv], CODE[Commit])
+DOING = {
+    0: "starting",
+    CODE[Ingest]: "waiting for clients",
+    CODE[Send]: "sending to rank {peer}",
+    CODE[Recv]: "waiting for a message from rank {peer}",
+    CODE[Commit]: "waiting for a send to be taken",
+    CODE[Launch]: "running a forward pass",
+    CODE[AwaitTokens]: "waiting for sampled tokens",
+}
+NUM_CELLS = 5
+
+
+class Status:
+    """Cells of all ranks. One writer each, so no lock: a torn report is a matter of one effect."""
+
+    def __init__(self, context: BaseContext, pp_size: int) -> None:
+        self.pp_size = pp_size
+        self.cells = context.RawArray("q", NUM_CELLS * pp_size)
+
+    def beat(self, rank: int, effect: Effect, iteration: int) -> None:
+        """Rank ``rank`` is about to have ``effect`` answered."""
+        at = rank * NUM_CELLS
+        peer = effect.dst if isinstance(effect, Send) else effect.src if isinstance(effect, Recv) else -1
+        self.cells[at : at + 4] = CODE[type(effect)], iteration, peer, self.cells[at + 3] + 1
+
+    def ended(self, num_requests: int) -> None:
+        self.cells[4] = num_requests
+
+    @property
+    def num_ended(self) -> int:
+        return int(self.cells[4])
+
+    def counts(self) -> Sequence[int]:
+        """Effects so far, of each rank."""
+        return [self.cells[rank * NUM_CELLS + 3] for rank in range(self.pp_size)]
+
+    def all_wait(self) -> bool:
+        """Every rank waits for another one."""
+        return all(self.cells[rank * NUM_CELLS] in WAITING for rank in range(self.pp_size))
+
+    def describe(self, rank: int) -> str:
+        """For a sentence: "in iteration 7, waiting for a message from rank 1"."""
+        code, iteration, peer, *_ = self.cells[rank * NUM_CELLS : (rank + 1) * NUM_CELLS]
+        doing = DOING.get(code, EFFECTS[code - 1].__name__).format(peer=peer)
+        return doing if iteration < 0 or not code else f"in iteration {iteration}, {doing}"

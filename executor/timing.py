@@ -1,0 +1,61 @@
+"""When each forward pass ran, in nanoseconds from the start of the run.
+
+On the CPU a pass is over when the call returns. On CUDA the call only queues work, so events on the stream are used;
+they are read once, at the end, since reading one waits for the device.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from ppsim.core.batch import ForwardBatch
+
+NS_PER_MS = 1_000_000
+
+
+class ForwardTimer:
+    """``start_ns`` is the moment 0 of the run on this machine's monotonic clock, the same for all ranks."""
+
+    def __init__(self, start_ns: int, device: torch.device) -> None:
+        self.start_ns = start_ns
+        self.cuda = device.type == "cuda"
+        self.marks: list[tuple[int, int, int | torch.cuda.Event, int | torch.cuda.Event]] = []
+        if self.cuda:
+            torch.cuda.synchronize(device)
+            self.zero = self.mark()
+            self.zero_ns = self.now_ns()
+
+    def now_ns(self) -> int:
+        return time.monotonic_ns() - self.start_ns
+
+    def mark(self) -> int | torch.cuda.Event:
+        if not self.cuda:
+            return self.now_ns()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    @contextmanager
+    def forward(self, batch: ForwardBatch) -> Iterator[None]:
+        """Around the forward pass of a batch."""
+        begin = self.mark()
+        yield
+        self.marks.append((batch.slot, batch.iteration, begin, self.mark()))
+
+    def spans(self) -> Iterator[tuple[int, int, int, int]]:
+        """(slot, iteration, start_ns, end_ns) of each pass, in order."""
+        if self.cuda:
+            torch.cuda.synchronize()
+        for slot, iteration, begin, end in self.marks:
+            yield slot, iteration, self.at_ns(begin), self.at_ns(end)
+
+    def at_ns(self, mark: int | torch.cuda.Event) -> int:
+        if isinstance(mark, int):
+            return mark
+        assert isinstance(self.zero, torch.cuda.Event)
+        since_ms: float = self.zero.elapsed_time(mark)
+        return self.zero_ns + round(since_ms * NS_PER_MS)
