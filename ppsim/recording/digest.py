@@ -11,6 +11,7 @@ the same. Ranks in lockstep have equal chains, so one look at the last ones says
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TypeVar
 
@@ -62,18 +63,26 @@ def last_link(digests: Sequence[bytes]) -> bytes:
     return link
 
 
-def rank_decision_digests(recording: Recording) -> list[str]:
-    """The last link of each rank's decision chain, in hex: equal on all ranks that stayed in lockstep."""
-    return [last_link(d).hex() for d in rank_digests(recording.decisions, decision_fields)]
+@dataclass(frozen=True, slots=True)
+class Digests:
+    """``run`` is the digest of the whole run; ``decisions`` are the ranks' last links, equal where in lockstep."""
+
+    run: str
+    decisions: tuple[str, ...]
+
+
+def digests_of(recording: Recording) -> Digests:
+    """All digests of a run, 16 hex digits each."""
+    total = blake2b(digest_size=SIZE)
+    decisions = [last_link(d) for d in rank_digests(recording.decisions, decision_fields)]
+    harvests = [last_link(d) for d in rank_digests(recording.harvests, harvest_fields)]
+    for link in (*decisions, *harvests):
+        total.update(link)
+    for reply in recording.replies:
+        total.update(text_of((reply.iteration, *reply_fields(reply))).encode("ascii"))
+    return Digests(total.hexdigest(), tuple(link.hex() for link in decisions))
 
 
 def run_digest(recording: Recording) -> str:
     """The digest of a whole run, 16 hex digits."""
-    total = blake2b(digest_size=SIZE)
-    for digests in rank_digests(recording.decisions, decision_fields):
-        total.update(last_link(digests))
-    for digests in rank_digests(recording.harvests, harvest_fields):
-        total.update(last_link(digests))
-    for reply in recording.replies:
-        total.update(text_of((reply.iteration, *reply_fields(reply))).encode("ascii"))
-    return total.hexdigest()
+    return digests_of(recording).run

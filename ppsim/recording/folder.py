@@ -98,7 +98,7 @@ def write_run(
     import tomli_w
 
     path = folder.path
-    write_recording(recording, path / RECORDING)
+    write_recording(recording, path / RECORDING, summary["digest"])
     put_text(path / CONFIG, tomli_w.dumps(without_none(config)))
     put_text(path / SUMMARY, json_text(summary))
     put_text(path / VERDICT, json_text(verdict._asdict()))

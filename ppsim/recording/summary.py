@@ -21,7 +21,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ppsim.recording.digest import rank_decision_digests, run_digest
+from ppsim.recording.digest import digests_of
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import Span, Verdict
 
@@ -41,8 +41,9 @@ class Life:
     status: str = "open"  # open | finished | aborted | refused
 
 
-def summarize(recording: Recording, verdict: Verdict, digest: str | None = None) -> dict[str, Any]:
-    """The summary, ready for JSON. ``digest`` is the run digest where the caller has it already."""
+def summarize(recording: Recording, verdict: Verdict) -> dict[str, Any]:
+    """The summary, ready for JSON."""
+    digests = digests_of(recording)
     lives = list(request_lives(recording).values())
     finished = [life for life in lives if life.status == "finished"]
     makespan_ns = makespan(recording)
@@ -54,7 +55,7 @@ def summarize(recording: Recording, verdict: Verdict, digest: str | None = None)
         "name": recording.name,
         "world": recording.world,
         "seed": recording.seed,
-        "digest": digest or run_digest(recording),
+        "digest": digests.run,
         "num_requests": len(lives),
         "num_finished": len(finished),
         "num_aborted": sum(life.status == "aborted" for life in lives),
@@ -79,7 +80,7 @@ def summarize(recording: Recording, verdict: Verdict, digest: str | None = None)
         "output_tokens_per_s": rate(output_tokens, makespan_ns),
         **cache_use(recording, lives),
         "stages": [stage.as_json() for stage in stages],
-        "decision_digests": rank_decision_digests(recording),
+        "decision_digests": list(digests.decisions),
         "warnings": recording.warnings,
     }
 

@@ -29,9 +29,9 @@ from ppsim.recording.schema import SCHEMA, SCHEMA_VERSION
 T = TypeVar("T", Decision, Harvest)
 
 
-def write_recording(recording: Recording, path: Path) -> str:
-    """Write the file and return the run digest. Raises UsageError if the place cannot be written."""
-    digest = run_digest(recording)
+def write_recording(recording: Recording, path: Path, digest: str | None = None) -> None:
+    """Write the file. ``digest`` is the run's where it is known. Raises UsageError if the place cannot be written."""
+    digest = digest or run_digest(recording)
     num_lines = 0
     try:
         with path.open("w", encoding="ascii", newline="\n") as out:
@@ -41,7 +41,6 @@ def write_recording(recording: Recording, path: Path) -> str:
             out.write(line_of("end", num_lines, digest) + "\n")
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
-    return digest
 
 
 def lines(recording: Recording) -> Iterator[str]:

@@ -62,21 +62,23 @@ def chosen_window(recording: Recording, from_s: float | None, to_s: float | None
 
 
 def typical_window(recording: Recording) -> Window:
-    """The whole run if it is short; else the stretch of rank 0 that is as busy as the run is while it has work.
+    """The whole run if it is short; else the passes of rank 0 around the moment when half of its computing is done.
 
-    Of all stretches of ``READABLE_PASSES`` passes, half overlapping, the one whose busy share is the median.
+    Half of the computing, not of the time or of the passes: that lands where the run spends its time, neither in
+    a pause nor in the long tail of short decode steps.
     """
     whole = whole_run(recording)
     passes = sorted((span.start_ns, span.end_ns) for span in forward_spans(recording, 0))
     if len(passes) <= READABLE_PASSES:
         return whole
-    stretches = []
-    for i in range(0, len(passes) - READABLE_PASSES + 1, READABLE_PASSES // 2):
-        part = passes[i : i + READABLE_PASSES]
-        busy = sum(end - start for start, end in part)
-        stretches.append((busy / (part[-1][1] - part[0][0]), i))
-    _, i = sorted(stretches)[len(stretches) // 2]
-    return Window(passes[i][0], passes[i + READABLE_PASSES - 1][1])
+    half = sum(end - start for start, end in passes) / 2
+    done = 0
+    middle = 0
+    while done < half:
+        done += passes[middle][1] - passes[middle][0]
+        middle += 1
+    first = min(max(0, middle - READABLE_PASSES // 2), len(passes) - READABLE_PASSES)
+    return Window(passes[first][0], passes[first + READABLE_PASSES - 1][1])
 
 
 def plot_gantt(recording: Recording, path: Path, *, from_s: float | None = None, to_s: float | None = None) -> Window:
@@ -168,18 +170,9 @@ def draw_overview(figure: Figure, axes: Axes, recording: Recording, whole: Windo
     extent = (whole.start_ns / scale, whole.end_ns / scale, recording.num_ranks - 0.5, -0.5)
     image = axes.imshow(shares, aspect="auto", extent=extent, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
     axes.axvspan(window.start_ns / scale, window.end_ns / scale, color="#d1495b", alpha=0.9, lw=1.2)
-    axes.annotate(
-        "below",
-        (window.start_ns / scale, -0.5),
-        xytext=(0, 3),
-        textcoords="offset points",
-        fontsize=8,
-        color="#d1495b",
-        ha="center",
-    )
     name_ranks(axes, recording)
-    axes.set_xlabel(f"time [{unit}]; share of time computing")
-    figure.colorbar(image, ax=axes, pad=0.01)
+    axes.set_xlabel(f"time [{unit}]; the marked part is shown below")
+    figure.colorbar(image, ax=axes, pad=0.01, label="computing")
 
 
 def busy_shares(spans: Sequence[Span], whole: Window) -> list[float]:
@@ -225,7 +218,6 @@ def name_ranks(axes: Axes, recording: Recording) -> None:
 
 def time_unit(window: Window) -> tuple[str, int]:
     """Name and length in ns of a unit in which the window's end has few digits."""
-    length = window.end_ns - window.start_ns
-    if length >= NS_PER_S:
+    if window.end_ns >= NS_PER_S:
         return "s", NS_PER_S
-    return ("ms", 1_000_000) if length >= 1_000_000 else ("us", 1_000)
+    return ("ms", 1_000_000) if window.end_ns >= 1_000_000 else ("us", 1_000)
