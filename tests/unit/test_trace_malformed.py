@@ -63,6 +63,7 @@ MALFORMED = [
     ("timestamp a huge float", GOOD + '{"timestamp": 1e999, "input_length": 1, "output_length": 1, "hash_ids": [1]}',
      2, "timestamp", "got 1E+999"),
     ("length a string", mooncake(input_length="600"), 2, "input_length", "got '600'"),
+    ("length true", mooncake(input_length=True, hash_ids=[0]), 2, "input_length", "expected an integer, got true"),
     ("length a float", mooncake(input_length=600.0), 2, "input_length", "expected an integer, got 600.0"),
     ("length zero", mooncake(input_length=0, hash_ids=[]), 2, "input_length", "positive number of tokens, got 0"),
     ("length negative", mooncake(input_length=-7), 2, "input_length", "got -7"),
@@ -172,7 +173,8 @@ def test_an_unsorted_azure_trace_starts_with_its_earliest_row(tmp_path: Path) ->
 
 
 def test_harmless_spelling_is_accepted(tmp_path: Path) -> None:
-    good = "\ufeff" + GOOD.replace("\n", "\r\n") + "\r\n" + mooncake(timestamp=0.25, type="text").splitlines()[1]
+    second = mooncake(timestamp=0.25, type="text").split("\n")[1].replace("text", "a line\u2028separator in a string")
+    good = "\ufeff" + GOOD.replace("\n", "\r\n") + "\r\n" + second
     assert [a.at_ns for a in build(write(tmp_path, good)).arrivals] == [0, 250_000]
     azure_2024 = (
         "\ufeffGeneratedTokens,Model,ContextTokens,TIMESTAMP\n"

@@ -130,6 +130,8 @@ def test_time_scale_multiplies_every_time_without_rounding_twice() -> None:
     assert [3 * (t or 0) for t in times(plain)] == times(slow)
     (a,) = script({"rid": "A", "prompt": 1, "at_ms": 0.3}, time_scale=0.1)
     assert a.at_ns == 30_000
+    (a,) = script({"rid": "A", "prompt": 1, "at_ms": 0.000005}, time_scale=0.1)
+    assert a.at_ns == 0  # exactly half a nanosecond goes to the even one; the binary 0.1 is a little more than a tenth
 
 
 def test_poisson_gaps_are_exponential_with_the_rate() -> None:
@@ -183,8 +185,9 @@ def test_ignore_eos_runs_to_the_output_length() -> None:
     assert {(a.stop_after, a.request.ignore_eos, a.request.max_new_tokens) for a in w.arrivals} == {(0, True, 64)}
 
 
-def test_stop_tokens_come_with_the_probability_of_the_scenario() -> None:
-    p, limit, n = 0.05, 40, 4000
+@pytest.mark.parametrize(("p", "limit"), [(0.05, 40), (0.5, 4)])
+def test_stop_tokens_come_with_the_probability_of_the_scenario(p: float, limit: int) -> None:
+    n = 4000
     w = built(
         num_requests=n, ignore_eos=False, eos_probability=p, output_length={"value": limit}, input_length={"value": 1}
     )
@@ -209,6 +212,7 @@ def test_a_change_in_one_stream_moves_no_other() -> None:
     base: dict[str, Any] = {"num_requests": 60, "input_length": dist, "output_length": dist}
     base |= {"num_prefixes": 3, "prefix_tokens": 1}
     plain = built(**base)
+    assert lengths(plain) != outputs(plain)
     other_inputs = built(**{**base, "input_length": {"kind": "uniform", "max": 500}})
     assert lengths(plain) != lengths(other_inputs)
     assert (times(plain), outputs(plain)) == (times(other_inputs), outputs(other_inputs))
