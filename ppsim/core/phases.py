@@ -96,7 +96,11 @@ def launch_batch(rank: Rank) -> Effects[None]:
 
 
 def send_hidden_early(rank: Rank) -> Effects[None]:
-    """Variant: hidden states leave right after the launch instead of after the harvest (open_choices.md)."""
+    """Variant: hidden states leave before the host waits for the harvest (open_choices.md).
+
+    They stay behind the output relay: in one in-order communication stream the relay would otherwise wait for the end
+    of the forward pass, and a round would become P (t + h) instead of P t + h.
+    """
     if rank.config.hidden_after_launch:
         yield from _send_hidden(rank)
 

@@ -30,6 +30,8 @@ class State(Enum):
     ABORTED = "aborted"
     REFUSED = "refused"
 
+    __hash__ = object.__hash__  # by identity: see messages.Lane
+
 
 class Event(Enum):
     """What can happen to a request."""
@@ -44,6 +46,8 @@ class Event(Enum):
     RETRACT = "retract"
     FINISH = "finish"
     ABORT = "abort"
+
+    __hash__ = object.__hash__
 
 
 TABLE: dict[tuple[State, Event], State] = {

@@ -1,6 +1,6 @@
 """The five numbers of a prefill chunk, for the whole model:  max(floor, c + gamma L + b x + a (2 L x + x^2)).
 
-``a`` is cumulative: prefilling S tokens at once costs a S^2, and a chunk of x after L costs a ((L+x)^2 - L^2). A query at
+``a`` is cumulative: S tokens at once cost a S^2, and a chunk of x after L costs a ((L+x)^2 - L^2). A query at
 position p costs alpha p with ``alpha = 2 a``; the two are never written with the same letter. Times are milliseconds.
 """
 

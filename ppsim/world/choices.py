@@ -27,13 +27,20 @@ class FirstChoice:
 
 
 class SeededChoices:
-    """Independent random streams of one seed, by counting: draw i of a stream is a hash of (seed, stream, i)."""
+    """Independent random streams of one seed, by counting: draw i of a stream is a hash of (seed, stream, i).
 
-    def __init__(self, seed: int) -> None:
+    The order of equal events is first come, first served unless ``shuffle_order``: the result is the same (a test
+    shuffles and compares), and a draw for each event costs time.
+    """
+
+    def __init__(self, seed: int, *, shuffle_order: bool = False) -> None:
         self.seed = seed
+        self.shuffle_order = shuffle_order
         self._drawn: dict[str, int] = {}
 
     def below(self, stream: str, n: int) -> int:
+        if stream == "order" and not self.shuffle_order:
+            return 0
         index = self._drawn.get(stream, 0)
         self._drawn[stream] = index + 1
         if n <= 1:

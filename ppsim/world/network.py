@@ -89,7 +89,9 @@ class Network:
         arrival = (
             end + (0 if self.links.latency_on_stream else latency) + self._jitter(parcel.src, parcel.dst, "payload")
         )
-        parcel.arrival_ns = self._keep_order(parcel.src, parcel.dst, "payload", arrival)
+        # Without an order between sends only messages of one kind stay behind each other.
+        queue = message.kind.value if self.links.order == "none" else "payload"
+        parcel.arrival_ns = self._keep_order(parcel.src, parcel.dst, queue, arrival)
 
     def head(self, src: int, dst: int, lane: Lane) -> Parcel | None:
         """The next message of a lane, without taking it."""
