@@ -1,0 +1,435 @@
+"""From lines to drafts: which words belong to which server, under which environment.
+
+A shell gives each command its own words and the exports made before it. People also write flags without a program,
+exports behind the command, arrays that are used later, lists in YAML, and several roles in one text. The rules:
+
+- a program of the table starts a draft; its words end where the shell ends the command;
+- a line that starts with a flag goes on with the draft before it (a shell would not: said once);
+- without a program, a block behind a blank line starts a new draft if it repeats a flag of the draft before it;
+- an assignment inside such a block is of that block; others hold for what follows; those behind the last command are
+  taken for it (a shell would not: said once).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+from ppsim.sglang.programs import Program, docker_arguments, find_program, has_program
+from ppsim.sglang.unwrap import COMMAND_KEYS, FOLDED, Line, Unwrapper
+from ppsim.sglang.words import Cursor, Op, Part, Problem, Word, literal
+
+ASSIGNMENT = re.compile(r"^(?P<name>[A-Za-z_]\w*)(?P<plus>\+?)=")
+FLAG = re.compile(r"^--?[A-Za-z]")
+EXPORTS = ("export", "set", "setenv", "declare", "typeset", "readonly", "local", "ENV")
+SET_BY_SHELL = ("HOME", "PWD", "USER", "HOSTNAME", "PATH", "SHELL", "UID", "LOGNAME", "OLDPWD", "RANDOM")
+ENGINE_ENV = ("SGLANG_", "VLLM_")
+MAX_DEPTH = 3
+EMPTY = Word((), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Something that the text leaves open: as written, and the name of the variable if it is one."""
+
+    text: str
+    variable: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """A word after variables: holes are still in ``text`` as written."""
+
+    text: str
+    line: int
+    holes: tuple[Hole, ...] = ()
+
+
+@dataclass(slots=True)
+class Draft:
+    """What one server was started with, before its flags are read."""
+
+    program: Program | None
+    line: int
+    words: list[Resolved] = field(default_factory=list)
+    env: dict[str, Resolved] = field(default_factory=dict)
+    images: list[str] = field(default_factory=list)
+    loose: list[Resolved] = field(default_factory=list)  # holes of the words around the command
+    warnings: list[Problem] = field(default_factory=list)
+    errors: list[Problem] = field(default_factory=list)
+
+    def flags(self) -> set[str]:
+        return {word.text.partition("=")[0] for word in self.words if FLAG.match(word.text)}
+
+
+class Reader:
+    """Reads one text. ``drafts`` are in the order of the text."""
+
+    def __init__(self, lines: list[str], depth: int = 0, late: dict[str, Resolved] | None = None) -> None:
+        self.lines, self.depth = lines, depth
+        self.late = late or {}  # variables that a list of the same text sets behind their use
+        self.listed_env: dict[str, Resolved] = {}
+        self.cursor = Cursor(lines)
+        self.unwrapper = Unwrapper(lines)
+        self.variables: dict[str, Resolved] = {}
+        self.exported: dict[str, Resolved] = {}
+        self.arrays: dict[str, list[Word]] = {}
+        self.used_arrays: list[str] = []
+        self.drafts: list[Draft] = []
+        self.current: Draft | None = None
+        self.boundary = False  # a blank line or a comment since the last flag
+        self.after: dict[str, Resolved] = {}  # assigned since the last draft began
+        self.loose: list[Resolved] = []
+        self.warnings: list[Problem] = []
+        self.pending: list[Word] = []  # words of the command being collected
+        self.listed: list[tuple[str, list[Word]]] = []  # words of a YAML list by its key
+        self.list_env: dict[str, Resolved] = {}
+        self.array: tuple[str, list[Word]] | None = None
+        self.folding = False
+
+    # -- lines -------------------------------------------------------------------------------------------------------
+
+    def read(self) -> list[Draft]:
+        row, continued = 0, False
+        while row < len(self.lines):
+            text = self.lines[row]
+            if not text.strip() or (text.lstrip().startswith("#") and not self.unwrapper.all_quoted):
+                continued = self.gap(row, text, continued)
+                row += 1
+                continue
+            line = self.unwrapper.open(row, text, continued=continued)
+            self.warnings += [Problem(note, row + 1) for note in line.notes]
+            last, continued = self.take(row, line)
+            row = last + 1
+        if self.folding:
+            self.end_fold()
+        self.end_command()
+        if self.array:
+            self.close_array(Problem("an array is opened here and never closed", self.first_row(self.array[1])))
+        self.end_list()
+        self.finish()
+        return self.drafts
+
+    def gap(self, row: int, text: str, continued: bool) -> bool:
+        """A blank line or a comment. A comment does not end a continued command here, though it would in a shell."""
+        if continued and text.strip():
+            self.warnings.append(Problem("a comment stands inside a continued command: a shell would end it", row + 1))
+            return True
+        if not self.array and not self.folding:
+            self.end_command()
+            self.boundary = True
+        return False
+
+    def take(self, row: int, line: Line) -> tuple[int, bool]:
+        if line.name != FOLDED and self.folding:
+            self.end_fold()
+        if line.kind == "skip":
+            if line.name in COMMAND_KEYS:
+                self.open_list(line.name)
+            return row, False
+        if line.kind in ("assign", "unresolved_assign"):
+            self.take_listed_env(row, line)
+            return row, False
+        if line.kind == "words" and not self.array:
+            self.add_listed(line.name, line.words)
+            return row, False
+        if line.kind == "words":
+            self.feed(list(line.words))
+            return row, False
+        tokens, last, continued = self.cursor.scan(row, line.text)
+        if line.kind == "item" and not self.array:
+            words = [token for token in tokens if isinstance(token, Word)]
+            self.add_listed(line.name, words)
+            return last, False
+        self.folding = line.name == FOLDED
+        if self.listed and not self.array and not self.folding:
+            self.end_list()
+        self.feed(tokens)
+        if self.folding:
+            return last, continued
+        if not continued and not self.array:
+            self.end_command()
+        return last, continued
+
+    def end_fold(self) -> None:
+        """A scalar over several lines ends: a command of its own, or more of the list that it stands in."""
+        self.folding = False
+        texts = [word.raw for word in self.pending]
+        if self.listed and not find_program(texts) and not assignment_name(self.pending[0] if texts else EMPTY):
+            words, self.pending = self.pending, []
+            self.listed[-1][1].extend(words)
+        else:
+            self.end_command()
+
+    def feed(self, tokens: list[Word | Op] | list[Word]) -> None:
+        for token in tokens:
+            if isinstance(token, Word):
+                (self.array[1] if self.array else self.pending).append(token)
+            elif token.text == "(" and not self.array and self.opens_array():
+                name = self.pending.pop().raw.rstrip("=").rstrip("+")
+                self.array = (name, [])
+            elif token.text == ")" and self.array:
+                self.close_array(None)
+            elif token.text not in ("(", ")") and not self.array:
+                self.end_command()
+
+    def opens_array(self) -> bool:
+        return bool(self.pending) and bool(re.fullmatch(r"[A-Za-z_]\w*\+?=", self.pending[-1].raw))
+
+    def close_array(self, problem: Problem | None) -> None:
+        assert self.array is not None
+        name, words = self.array
+        self.array = None
+        self.arrays[name] = [*self.arrays.get(name, []), *words] if words else self.arrays.get(name, [])
+        if problem:
+            self.warnings.append(problem)
+
+    # -- lists of YAML -----------------------------------------------------------------------------------------------
+
+    def open_list(self, key: str) -> None:
+        if any(name == key for name, _ in self.listed):
+            self.end_list()
+        self.listed.append((key, []))
+
+    def add_listed(self, key: str, words: list[Word]) -> None:
+        self.end_command()
+        if key or not self.listed:
+            self.open_list(key)
+        self.listed[-1][1].extend(words)
+
+    def take_listed_env(self, row: int, line: Line) -> None:
+        if line.kind == "unresolved_assign":
+            self.list_env[line.name] = Resolved("", row + 1, (Hole(f"value of {line.name} from elsewhere", line.name),))
+            return
+        self.list_env[line.name] = self.one(literal(line.text, row + 1))
+        self.listed_env[line.name] = self.list_env[line.name]
+
+    def end_list(self) -> None:
+        """The command of a container is its command followed by its args, whichever the file names first."""
+        order = {"entrypoint": 0, "command": 1}
+        parts = sorted(self.listed, key=lambda part: order.get(part[0], 2))
+        self.listed = []
+        words = [word for _, part in parts for word in part]
+        env, self.list_env = self.list_env, {}
+        before = len(self.drafts)
+        if words:
+            self.command(words, listed=True)
+        if len(self.drafts) > before:
+            self.drafts[-1].env.update(env)
+        else:
+            self.assign_all(env, exported=True)
+
+    # -- commands ----------------------------------------------------------------------------------------------------
+
+    def end_command(self) -> None:
+        words, self.pending = self.pending, []
+        if words:
+            self.command(words)
+
+    def command(self, words: list[Word], *, listed: bool = False) -> None:
+        if words[0].raw in EXPORTS and len(words) > 1:
+            self.assign_words(words[1:], exported=True)
+            return
+        leading = 0
+        while leading < len(words) and assignment_name(words[leading]):
+            leading += 1
+        if leading == len(words):
+            self.assign_words(words, exported=False)
+            return
+        resolved = [piece for word in words for piece in self.expand(word)]
+        if resolved:
+            self.server(resolved, listed)
+
+    def server(self, words: list[Resolved], listed: bool) -> None:
+        found = find_program([word.text for word in words])
+        if found:
+            program, start = found
+            self.start(Draft(program, words[0].line, words[start:]), words[:start])
+            return
+        inner = next((word for word in words if " " in word.text.strip() and has_program(word.text)), None)
+        if inner is not None and self.depth < MAX_DEPTH:
+            self.nested(inner, words)
+            return
+        start_of_args = docker_arguments([word.text for word in words])
+        if start_of_args is not None and any(FLAG.match(word.text) for word in words[start_of_args:]):
+            draft = Draft(None, words[0].line, words[start_of_args:], images=[words[start_of_args - 1].text])
+            self.start(draft, words[:start_of_args])
+            return
+        if FLAG.match(words[0].text):
+            self.flag_line(words, listed)
+            return
+        self.loose += [word for word in words if word.holes]
+
+    def start(self, draft: Draft, around: list[Resolved]) -> None:
+        """Open a draft; ``around`` are the words before its own: wrappers, and variables given on the same line."""
+        draft.env = {**self.exported, **self.engine_variables()}
+        for word in around:
+            name, equals, value = strip_env_option(word.text).partition("=")
+            if equals and re.fullmatch(r"[A-Za-z_]\w*", name):
+                draft.env[name] = replace(word, text=value)
+            elif word.holes:
+                self.loose.append(word)
+        images = [image for line, image in self.unwrapper.images if line <= draft.line]
+        draft.images += images[-1:]
+        draft.loose, self.loose = self.loose, []
+        self.drafts.append(draft)
+        self.current, self.boundary, self.after = draft, False, {}
+
+    def nested(self, inner: Resolved, words: list[Resolved]) -> None:
+        """A command inside a word, as in ``bash -c "..."``."""
+        reader = Reader(inner.text.split("\n"), self.depth + 1, self.late)
+        reader.variables, reader.exported = dict(self.variables), dict(self.exported)
+        for draft in reader.read():
+            draft.line += inner.line - 1
+            draft.words = [replace(word, line=word.line + inner.line - 1) for word in draft.words]
+            outer = draft.env
+            self.start(draft, [word for word in words if word is not inner])
+            draft.env.update(outer)
+
+    def flag_line(self, words: list[Resolved], listed: bool) -> None:
+        current = self.current
+        flags = {word.text.partition("=")[0] for word in words if FLAG.match(word.text)}
+        repeated = current is not None and self.boundary and bool(flags & current.flags())
+        if current is None or listed or repeated:
+            self.start(Draft(None, words[0].line, list(words)), [])
+            return
+        if current.program is not None and not self.flagged(current):
+            text = "a line that starts with a flag is read as part of the command before it: a shell would not do so"
+            current.warnings.append(Problem(text, words[0].line))
+        current.words += words
+        self.boundary = False
+
+    @staticmethod
+    def flagged(draft: Draft) -> bool:
+        return any("starts with a flag" in problem.text for problem in draft.warnings)
+
+    # -- variables ---------------------------------------------------------------------------------------------------
+
+    def assign_words(self, words: list[Word], *, exported: bool) -> None:
+        found: dict[str, Resolved] = {}
+        for word in words:
+            name = assignment_name(word, quoted=exported)
+            if name:
+                value = self.one(without_name(word))
+                found[name] = value
+            elif word.raw in self.variables:
+                found[word.raw] = self.variables[word.raw]
+        self.assign_all(found, exported=exported)
+
+    def assign_all(self, found: dict[str, Resolved], *, exported: bool) -> None:
+        in_block = self.current is not None and self.current.program is None and not self.boundary
+        for name, value in found.items():
+            if in_block and self.current is not None:
+                self.current.env[name] = value
+                if not name.startswith(ENGINE_ENV):
+                    self.variables[name] = value
+                continue
+            before = self.variables.get(name)
+            if before is not None and before.text != value.text and name.startswith(ENGINE_ENV):
+                text = f"{name} is set twice, to {before.text!r} and to {value.text!r}: the later one holds"
+                self.warnings.append(Problem(text, value.line))
+            self.variables[name] = value
+            self.after[name] = value
+            if exported:
+                self.exported[name] = value
+
+    def engine_variables(self) -> dict[str, Resolved]:
+        return {name: value for name, value in self.variables.items() if name.startswith(ENGINE_ENV)}
+
+    def one(self, word: Word) -> Resolved:
+        """A word as one text, unsplit."""
+        texts: list[str] = []
+        holes: list[Hole] = []
+        for part in word.parts:
+            value = self.part(part, word.line)
+            texts.append(value.text)
+            holes += value.holes
+        return Resolved("".join(texts), word.line, tuple(holes))
+
+    def expand(self, word: Word) -> list[Resolved]:
+        """A word as arguments: an array gives its elements, an unquoted variable is split."""
+        only = word.parts[0] if len(word.parts) == 1 else None
+        if only and only.kind == "array" and only.name in self.arrays:
+            self.used_arrays.append(only.name)
+            elements = self.arrays[only.name]
+            if any(part.kind == "array" and part.name == only.name for element in elements for part in element.parts):
+                return [Resolved(only.text, word.line, (Hole(only.text, only.name),))]
+            return [piece for element in elements for piece in self.expand(element)]
+        value = self.one(word)
+        if only and only.kind == "var" and not only.quoted and not value.holes and " " in value.text.strip():
+            tokens, _, _ = Cursor([value.text]).scan(0, value.text)
+            return [self.one(replace(token, line=word.line)) for token in tokens if isinstance(token, Word)]
+        return [value]
+
+    def part(self, part: Part, line: int) -> Resolved:
+        if part.kind == "text":
+            return Resolved(part.text, line)
+        if part.kind == "hole":
+            return Resolved(part.text, line, (Hole(part.text),))
+        if part.name in self.variables and part.kind == "var":
+            return self.variables[part.name]
+        if part.default is not None:
+            return Resolved(part.default, line)
+        if part.name in self.late and part.kind == "var":
+            return self.late[part.name]
+        if part.name in SET_BY_SHELL:
+            return Resolved(part.text, line)
+        return Resolved(part.text, line, (Hole(part.text, part.name),))
+
+    # -- end ---------------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        self.unused_arrays()
+        if self.drafts:
+            self.attach_trailing(self.drafts[-1])
+            self.drafts[-1].loose += self.loose
+        for draft in self.drafts:
+            draft.warnings = [*self.warnings, *self.cursor.notes, *draft.warnings]
+            draft.errors += self.cursor.problems
+
+    def unused_arrays(self) -> None:
+        """An array that no command uses is the command itself, if it holds a program, or else flags."""
+        for name, words in list(self.arrays.items()):
+            if name in self.used_arrays or not words:
+                continue
+            resolved = [piece for word in words for piece in self.expand(word)]
+            found = find_program([word.text for word in resolved])
+            if found:
+                self.start(Draft(found[0], words[0].line, resolved[found[1] :]), resolved[: found[1]])
+            elif not self.drafts and FLAG.match(resolved[0].text):
+                self.start(Draft(None, words[0].line, resolved), [])
+
+    def attach_trailing(self, draft: Draft) -> None:
+        late = {name: value for name, value in self.after.items() if name not in draft.env}
+        named = [name for name in late if name in self.exported or name.startswith(ENGINE_ENV)]
+        for name in named:
+            draft.env[name] = late[name]
+            if draft.program is not None and name.startswith(ENGINE_ENV) and name not in self.listed_env:
+                text = f"{name} is set behind the command and taken for it: a shell would not do so"
+                draft.warnings.append(Problem(text, late[name].line))
+
+    def first_row(self, words: list[Word]) -> int:
+        return words[0].line if words else len(self.lines)
+
+
+def assignment_name(word: Word, *, quoted: bool = False) -> str:
+    first = word.parts[0] if word.parts else None
+    if first is None or first.kind != "text" or (first.quoted and not quoted):
+        return ""
+    found = ASSIGNMENT.match(first.text)
+    return found["name"] if found else ""
+
+
+def without_name(word: Word) -> Word:
+    first = word.parts[0]
+    found = ASSIGNMENT.match(first.text)
+    rest = first.text[found.end() :] if found else first.text
+    return replace(word, parts=(replace(first, text=rest), *word.parts[1:]))
+
+
+def strip_env_option(text: str) -> str:
+    """``--env=NAME=VALUE`` and ``-eNAME=VALUE`` of a container runtime."""
+    for option in ("--env=", "-e"):
+        if text.startswith(option) and "=" in text[len(option) :]:
+            return text[len(option) :]
+    return text

@@ -1,0 +1,198 @@
+"""Between a launch line and a scenario.
+
+One table says which value is which key of the scenario tree. A row whose key the tree does not have is listed as not
+modelled, so the table may run ahead of the tree; a test holds every row of a key that exists.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ppsim.errors import UsageError
+from ppsim.scenario.load import known_keys
+from ppsim.scenario.tree import Scenario
+from ppsim.sglang.flags import defaults
+from ppsim.sglang.result import LaunchLine, plain
+
+Convert = Callable[[Any], Any]
+
+
+def same(value: Any) -> Any:
+    return value
+
+
+def negate(value: Any) -> Any:
+    return not value
+
+
+def none_is_zero(value: Any) -> Any:
+    return 0 if value is None else value
+
+
+def zero_is_none(value: Any) -> Any:
+    return None if value == 0 else value
+
+
+def smallest(value: Any) -> Any:
+    """SGLang takes the smallest pool of all ranks for every rank (protocol.md 11.18)."""
+    return min(value) if isinstance(value, (tuple, list)) else value
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """``name`` of the value, ``key`` of the tree, ``flag`` that prints it; ``to_key`` and ``to_flag`` convert."""
+
+    name: str
+    key: str
+    flag: str
+    to_key: Convert = same
+    to_flag: Convert = same
+    always: bool = False  # print it even if it is SGLang's default
+
+
+ROWS: tuple[Row, ...] = (
+    Row("model_path", "model.path", "--model-path", always=True),
+    Row("pp_size", "cluster.pp_size", "--pp-size", always=True),
+    Row("tp_size", "cluster.tp_size", "--tp-size", always=True),
+    Row("pp_async_batch_depth", "cluster.pp_async_batch_depth", "--pp-async-batch-depth"),
+    Row("pp_comm_overlap", "cluster.comm_overlap", "SGLANG_PP_COMM_OVERLAP"),
+    Row("disable_cuda_graph", "cluster.cuda_graph", "--disable-cuda-graph", negate, negate),
+    Row("schedule_policy", "scheduler.schedule_policy", "--schedule-policy"),
+    Row("chunked_prefill_size", "scheduler.chunked_prefill_size", "--chunked-prefill-size"),
+    Row("enable_dynamic_chunking", "scheduler.enable_dynamic_chunking", "--enable-dynamic-chunking"),
+    Row(
+        "dynamic_chunking_smooth_factor",
+        "scheduler.dynamic_chunking_smooth_factor",
+        "SGLANG_DYNAMIC_CHUNKING_SMOOTH_FACTOR",
+    ),
+    Row("max_prefill_tokens", "scheduler.max_prefill_tokens", "--max-prefill-tokens"),
+    Row("prefill_max_requests", "scheduler.prefill_max_requests", "--prefill-max-requests", none_is_zero, zero_is_none),
+    Row("enable_mixed_chunk", "scheduler.enable_mixed_chunk", "--enable-mixed-chunk"),
+    Row("prefill_decode_interval", "scheduler.prefill_decode_interval", "--prefill-decode-interval"),
+    Row("schedule_conservativeness", "scheduler.schedule_conservativeness", "--schedule-conservativeness"),
+    Row("max_running_requests", "scheduler.max_running_requests", "--max-running-requests"),
+    Row(
+        "pp_max_micro_batch_size",
+        "scheduler.pp_max_micro_batch_size",
+        "--pp-max-micro-batch-size",
+        none_is_zero,
+        zero_is_none,
+    ),
+    Row("max_total_tokens", "scheduler.max_total_tokens", "--max-total-tokens", same, smallest),
+    Row("page_size", "scheduler.page_size", "--page-size"),
+    Row("disable_radix_cache", "scheduler.disable_radix_cache", "--disable-radix-cache"),
+    Row("context_length", "scheduler.context_length", "--context-length"),
+    Row(
+        "clip_max_new_tokens_estimation",
+        "scheduler.clip_max_new_tokens",
+        "SGLANG_CLIP_MAX_NEW_TOKENS_ESTIMATION",
+    ),
+    Row(
+        "pp_skip_pure_chunked_output_comm",
+        "scheduler.skip_pure_chunked_output_comm",
+        "SGLANG_PP_SKIP_PURE_CHUNKED_OUTPUT_COMM",
+    ),
+    Row("layer_partition", "model.layer_partition", "SGLANG_PP_LAYER_PARTITION"),
+    Row("mem_fraction_static", "gpu.mem_fraction_static", "--mem-fraction-static"),
+)
+VLLM_NAMES: dict[str, str] = {  # vLLM's value that plays the part of SGLang's
+    "max_num_batched_tokens": "chunked_prefill_size",
+    "max_num_seqs": "max_running_requests",
+    "max_model_len": "context_length",
+    "gpu_memory_utilization": "mem_fraction_static",
+    "enforce_eager": "disable_cuda_graph",
+    "enable_prefix_caching": "disable_radix_cache",
+}
+VLLM_NEGATED = ("enable_prefix_caching",)
+DECIDED_AT_START = "SGLang decides it at start"
+
+
+def has_key(dotted: str) -> bool:
+    *sections, leaf = dotted.split(".")
+    return leaf in known_keys(sections)
+
+
+def to_scenario(line: LaunchLine) -> dict[str, Any]:
+    """What the line says of a scenario.
+
+    ``overrides``: dotted key of the tree -> value, SGLang's own defaults included where they are fixed numbers, so that
+    no default of ppsim stands in for one of SGLang. ``not_modelled``: given values without a key. ``left_open``: keys
+    that the line does not settle, with the reason. Raises UsageError if the line has errors.
+    """
+    if line.errors:
+        raise UsageError("launch line: " + "; ".join(str(note) for note in line.errors))
+    given = {name: value.value for name, value in line.values.items()}
+    fallback = dict(defaults("sglang"))
+    if line.engine == "vllm":
+        given = in_sglang_words(given)
+        fallback |= {"max_prefill_tokens": given.get("chunked_prefill_size")}
+    overrides: dict[str, Any] = {}
+    left_open: dict[str, str] = {}
+    modelled = set()
+    for row in ROWS:
+        if not has_key(row.key):
+            continue
+        modelled.add(row.name)
+        if line.is_unresolved(row.name):
+            hole = next(hole for hole in line.unresolved if hole.name == row.name)
+            left_open[row.key] = f"unresolved: {hole.text}"
+            continue
+        value = given.get(row.name, fallback.get(row.name))
+        if value is None and row.to_key is same:
+            left_open[row.key] = DECIDED_AT_START
+            continue
+        overrides[row.key] = plain(row.to_key(value))
+    not_modelled = {name: plain(value) for name, value in given.items() if name not in modelled}
+    return {"overrides": overrides, "not_modelled": not_modelled, "left_open": left_open}
+
+
+def in_sglang_words(values: Mapping[str, Any]) -> dict[str, Any]:
+    found = {}
+    for name, value in values.items():
+        known = VLLM_NAMES.get(name, name)
+        found[known] = (not value) if name in VLLM_NEGATED and isinstance(value, bool) else value
+    return found
+
+
+def to_launch_line(scenario: Scenario) -> str:
+    """The SGLang command that starts what the scenario describes, its environment in front.
+
+    Values that are SGLang's defaults are left out, except the sizes; a scenario without a checkpoint prints a
+    placeholder for the model. Costs, links and workload are no part of a launch.
+    """
+    env, words = [], ["python3", "-m", "sglang.launch_server"]
+    for row in ROWS:
+        if not has_key(row.key):
+            continue
+        value = row.to_flag(value_at(scenario, row.key))
+        if row.name == "model_path" and value is None:
+            words += [row.flag, "<MODEL_PATH>"]
+            continue
+        if value is None or (value == defaults("sglang")[row.name] and not row.always):
+            continue
+        text = spell(value)
+        if not row.flag.startswith("--"):
+            env.append(f"{row.flag}={text}")
+        elif value is True:
+            words.append(row.flag)
+        else:
+            words += [row.flag, shlex.quote(text)]
+    return " ".join([*env, *words])
+
+
+def spell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, tuple):
+        return ",".join(str(part) for part in value)
+    return repr(value) if isinstance(value, float) else str(value)
+
+
+def value_at(scenario: Scenario, dotted: str) -> Any:
+    value: Any = scenario
+    for part in dotted.split("."):
+        value = getattr(value, part)
+    return value
