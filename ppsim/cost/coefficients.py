@@ -50,16 +50,17 @@ class Coefficients:
         """Time of one chunk."""
         return float(self.ms(prefix_len, new_tokens))
 
-    def largest_chunk(self, prefix_len: int, target_ms: float) -> float:
-        """The real x >= 0 whose chunk after ``prefix_len`` takes ``target_ms``; 0 if even an empty one takes longer."""
-        budget = target_ms - self.c_ms - self.gamma_ms * prefix_len
-        if target_ms < self.floor_ms or budget <= 0:
-            return 0.0
-        slope = self.b_ms + 2.0 * self.a_ms * prefix_len
-        if slope == 0.0 and self.a_ms == 0.0:
-            return math.inf
+    def largest_chunk(self, prefix_len: npt.ArrayLike, target_ms: npt.ArrayLike) -> Floats:
+        """The real x >= 0 whose chunk after ``prefix_len`` takes ``target_ms``; 0 if even an empty one takes longer,
+        infinite if no length ever does. Arguments broadcast."""
+        past, target = np.asarray(prefix_len, dtype=np.float64), np.asarray(target_ms, dtype=np.float64)
+        budget = target - self.c_ms - self.gamma_ms * past
+        slope = self.b_ms + 2.0 * self.a_ms * past
         # the positive root of a x^2 + slope x = budget, in the form that survives a -> 0
-        return 2.0 * budget / (slope + math.sqrt(slope * slope + 4.0 * self.a_ms * budget))
+        below = slope + np.sqrt(np.maximum(slope * slope + 4.0 * self.a_ms * budget, 0.0))
+        with np.errstate(divide="ignore", invalid="ignore"):
+            root = np.where(below > 0.0, 2.0 * budget / below, np.inf)
+        return np.where((target < self.floor_ms) | (budget <= 0.0), 0.0, root)
 
     def stage_cost(self, shares: tuple[float, ...]) -> QuadraticCost:
         """The same numbers as a StageCost; ``shares`` is each stage's part of the whole (they sum to 1)."""

@@ -1,0 +1,240 @@
+"""Time of a forward pass from first principles: model shape x GPU x tensor parallelism x layers of the stage.
+
+    time = max(arithmetic + expansion, memory) + all-reduce
+
+    arithmetic   linear layers at the rate of the weights' type, attention at the rate of the cache's type; causal, so
+                 (2 L x + x^2) / 2 pairs; all divided by tp and by ONE efficiency constant
+    tiles        expert matrices are multiplied in tiles of rows; half a tile of each hit expert is padding, in every
+                 chunk: this is the constant c of a mixture-of-experts model
+    expansion    MLA makes the keys and values of the prefix again in each chunk (gamma L): arithmetic at the rate of
+                 the cache's type, and the copies written and read through memory
+    memory       weights of the hit experts and the rest once, the cache of the prefix once
+    all-reduce   two a layer over a ring, factor 2(tp-1)/tp, not overlapped
+
+What is not fitted comes from a source named at the constant. Only ``efficiency`` is fitted (one measurement, validated
+on others: numbers.md E, ``ppsim.cost.published``); it is a property of a GPU type and its kernels: about 0.90 on H20,
+about 0.57 for attention on H200 (numbers.md C). Do not carry it from one GPU to another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ppsim.cost.coefficients import Coefficients
+from ppsim.cost.collectives import all_reduce_factor
+from ppsim.cost.gpu import Gpu
+from ppsim.cost.model import BF16_BYTES, ModelShape
+from ppsim.cost.partition import check_partition
+from ppsim.cost.stage import Work
+from ppsim.errors import ScenarioError
+
+NS_PER_S = 1e9
+MS_PER_S = 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Constants of the roofline.
+
+    efficiency     reached share of the peak arithmetic rate; the one fitted constant
+    hbm_fraction   reached share of the memory bandwidth: 0.8, aiconfigurator's empirical factor
+    moe_tile_rows  rows of an expert tile: 64, BLOCK_SIZE_M of SGLang's H20 table for E=256, N=256, FP8 at 4096 tokens
+    expand_passes  times the expanded keys and values cross the memory bus: written by the projection, copied into place
+    expand_at      arithmetic rate of the expansion: that of the "kv" type (the cached latents are BF16) or of "weight"
+    tp_gb_per_s    bandwidth of the all-reduce ring; None: the GPU link inside a node, the NIC beyond ``node_gpus``
+    node_gpus      GPUs of a node
+    """
+
+    efficiency: float = 1.0
+    hbm_fraction: float = 0.8
+    moe_tile_rows: int = 64
+    expand_passes: float = 2.0
+    expand_at: str = "kv"
+    tp_gb_per_s: float | None = None
+    node_gpus: int = 8
+
+    def __post_init__(self) -> None:
+        if not self.efficiency > 0.0:
+            raise ScenarioError("cost.efficiency", f"must be positive, got {self.efficiency}")
+        if not 0.0 < self.hbm_fraction <= 1.0:
+            raise ScenarioError("cost.hbm_fraction", f"must be in (0, 1], got {self.hbm_fraction}")
+        if self.expand_at not in ("kv", "weight"):
+            raise ScenarioError("cost.expand_at", f"must be 'kv' or 'weight', got {self.expand_at!r}")
+
+
+@dataclass(frozen=True, slots=True)
+class StageShape:
+    """What a stage's layers add up to; whole layers, before tensor parallelism cuts them."""
+
+    num_layers: int
+    num_moe_layers: int
+    active_params: int
+    fixed_bytes: float  # weights read by every batch
+    expert_bytes: float  # of one expert, in all expert layers of the stage
+    head_params: int  # on the last stage only
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Seconds of a forward pass on a stage, by what they are spent on."""
+
+    linear_s: float
+    attention_s: float
+    expand_s: float
+    memory_s: float
+    comm_s: float
+
+    @property
+    def total_s(self) -> float:
+        return max(self.linear_s + self.attention_s + self.expand_s, self.memory_s) + self.comm_s
+
+    @property
+    def bound(self) -> str:
+        """Which of the two limits holds."""
+        return "memory" if self.memory_s > self.linear_s + self.attention_s + self.expand_s else "compute"
+
+
+@dataclass(frozen=True)
+class RooflineCost:
+    """A StageCost. Raises ScenarioError if the partition, the tp size or a needed bandwidth is impossible."""
+
+    shape: ModelShape
+    gpu: Gpu
+    tp_size: int
+    partition: tuple[int, ...]
+    rates: Rates = Rates()
+    stages: tuple[StageShape, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.shape.check_tp(self.tp_size)
+        check_partition(self.partition, self.shape.num_layers, len(self.partition))
+        stages, first = [], 0
+        for i, n in enumerate(self.partition):
+            stages.append(stage_shape(self.shape, first, n, is_last=i == len(self.partition) - 1))
+            first += n
+        object.__setattr__(self, "stages", tuple(stages))
+        _ = self.ring_bytes_per_s
+
+    @property
+    def ring_bytes_per_s(self) -> float:
+        """Bandwidth of the all-reduce ring."""
+        if self.rates.tp_gb_per_s is not None:
+            return self.rates.tp_gb_per_s * 1e9
+        if self.tp_size <= self.rates.node_gpus:
+            return self.gpu.link_gb_per_s * 1e9
+        if self.gpu.nic_gb_per_s is None:
+            raise ScenarioError(
+                "cluster.tp_size",
+                f"{self.tp_size} leaves the node of {self.rates.node_gpus}; {self.gpu.key} has no known NIC bandwidth",
+                "give tp_gb_per_s",
+            )
+        return min(self.gpu.link_gb_per_s, self.gpu.nic_gb_per_s) * 1e9
+
+    def batch_ns(self, stage: int, slot: int, work: Sequence[Work]) -> int:
+        """Nanoseconds of one forward pass; at least one."""
+        return max(1, round(self.breakdown(stage, work).total_s * NS_PER_S))
+
+    def breakdown(self, stage: int, work: Sequence[Work]) -> Breakdown:
+        """Seconds of one forward pass, by cause."""
+        attention = self.shape.attention
+        num_tokens = 0
+        prefill_pairs = decode_pairs = 0.0
+        expanded = kv_read = 0
+        for prefix_len, new_tokens, is_decode in work:
+            num_tokens += new_tokens
+            pairs = (2.0 * prefix_len * new_tokens + new_tokens * new_tokens) / 2.0
+            kv_read += prefix_len
+            if is_decode:
+                decode_pairs += pairs
+            else:
+                prefill_pairs += pairs
+                expanded += prefix_len
+        at = self.stages[stage]
+        attention_flops = prefill_pairs * attention.pair_flops + decode_pairs * attention.decode_pair_flops
+        return Breakdown(
+            linear_s=self._linear_s(at, num_tokens, len(work)),
+            attention_s=attention_flops * at.num_layers / self._rate(self.shape.kv_bytes),
+            expand_s=self.expand_s_per_token * at.num_layers * expanded,
+            memory_s=self._memory_s(at, num_tokens, kv_read),
+            comm_s=self.comm_s_per_token * at.num_layers * num_tokens,
+        )
+
+    def _rate(self, element_bytes: float) -> float:
+        """FLOP/s of a tensor-parallel group."""
+        return self.gpu.flops(element_bytes) * self.rates.efficiency * self.tp_size
+
+    @property
+    def _hbm(self) -> float:
+        """Bytes/s that one GPU reaches."""
+        return self.gpu.hbm_gb_per_s * 1e9 * self.rates.hbm_fraction
+
+    def _linear_s(self, at: StageShape, num_tokens: int, num_rows: int) -> float:
+        params = float(at.active_params) * num_tokens
+        if self.shape.moe is not None:
+            padding = self.shape.moe.hit_experts(num_tokens) * self.rates.moe_tile_rows / 2.0
+            params += padding * self.shape.expert_params * at.num_moe_layers
+        head = 2.0 * at.head_params * num_rows / self._rate(BF16_BYTES)
+        return 2.0 * params / self._rate(self.shape.weight_bytes) + head
+
+    def _memory_s(self, at: StageShape, num_tokens: int, kv_read: int) -> float:
+        weights = at.fixed_bytes + at.head_params * BF16_BYTES
+        if self.shape.moe is not None:
+            weights += at.expert_bytes * self.shape.moe.hit_experts(num_tokens)
+        kv = self.shape.kv_bytes_per_token_per_layer * at.num_layers * kv_read
+        shards = self.shape.attention.kv_shards(self.tp_size)
+        return weights / self.tp_size / self._hbm + kv / shards / self._hbm
+
+    @property
+    def expand_s_per_token(self) -> float:
+        """Seconds per layer and prefix token of making MLA's keys and values again; 0 without latents."""
+        attention = self.shape.attention
+        at = self.shape.kv_bytes if self.rates.expand_at == "kv" else self.shape.weight_bytes
+        moved = self.rates.expand_passes * attention.expand_elements_per_token * self.shape.activation_bytes
+        return attention.expand_flops_per_token / self._rate(at) + moved / self.tp_size / self._hbm
+
+    @property
+    def comm_s_per_token(self) -> float:
+        """Seconds per layer and token of the two all-reduces."""
+        sent = 2.0 * all_reduce_factor(self.tp_size) * self.shape.hidden_size * self.shape.activation_bytes
+        return sent / self.ring_bytes_per_s
+
+    def coefficients(self) -> Coefficients:
+        """c, gamma, b, a and floor of the whole model for chunks large enough to hit every expert."""
+        whole = stage_shape(self.shape, 0, self.shape.num_layers, is_last=True)
+        moe, layers = self.shape.moe, whole.num_layers
+        experts = moe.num_experts if moe else 0
+        padding = experts * self.rates.moe_tile_rows / 2.0 * self.shape.expert_params * whole.num_moe_layers
+        weight_rate = self._rate(self.shape.weight_bytes)
+        head_s = 2.0 * whole.head_params / self._rate(BF16_BYTES)
+        weights = whole.fixed_bytes + whole.head_params * BF16_BYTES + whole.expert_bytes * experts
+        pair_s = self.shape.attention.pair_flops * layers / self._rate(self.shape.kv_bytes)
+        return Coefficients(
+            c_ms=(2.0 * padding / weight_rate + head_s) * MS_PER_S,
+            gamma_ms=self.expand_s_per_token * layers * MS_PER_S,
+            b_ms=(2.0 * whole.active_params / weight_rate + self.comm_s_per_token * layers) * MS_PER_S,
+            a_ms=pair_s / 2.0 * MS_PER_S,
+            floor_ms=weights / self.tp_size / self._hbm * MS_PER_S,
+            source=f"roofline: {self.shape.name} on {self.gpu.name}, tp {self.tp_size}, "
+            f"efficiency {self.rates.efficiency:.4f}",
+        )
+
+    def shares(self) -> tuple[float, ...]:
+        """Each stage's part of the layers; what a cost in whole-model coefficients is multiplied with."""
+        return tuple(n / self.shape.num_layers for n in self.partition)
+
+
+def stage_shape(shape: ModelShape, first: int, num_layers: int, is_last: bool) -> StageShape:
+    """Sums over layers [first, first + num_layers)."""
+    layers = range(first, first + num_layers)
+    num_moe = sum(shape.moe_layers[i] for i in layers) if shape.moe else 0
+    routed = shape.moe.num_experts if shape.moe else 0
+    expert_bytes = shape.expert_params * shape.weight_bytes * num_moe
+    return StageShape(
+        num_layers=num_layers,
+        num_moe_layers=num_moe,
+        active_params=sum(shape.layer_active_params(i) for i in layers),
+        fixed_bytes=sum(shape.layer_weight_bytes(i) for i in layers) - routed * expert_bytes,
+        expert_bytes=expert_bytes,
+        head_params=shape.embedding_params if is_last else 0,
+    )
