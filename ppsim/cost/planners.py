@@ -4,13 +4,13 @@ equal_time   every chunk takes the same time under the *full* cost model, gamma 
              searched for: a short beat fills the pipeline fast but pays the per-chunk constant often. Chunks are kept
              at ``MIN_UNITS`` alignment units or more, since below that rounding alone moves a chunk's time by over 2 %
              (and a peer whose time-targeted chunks shrink to 32 tokens loses to plain 4096).
-optimal      least makespan. For identical stages it is exactly (sum t + (P-1) max t) / P in whole-model times t, so: for
-             a bound M on max t, the least sum over all cuts by dynamic programming over aligned boundaries, O(G^2) for
-             G boundaries; then the best M. All distinct chunk times are tried as M up to EXACT_GRID boundaries, which is
-             exact on that grid, tail included; beyond, a geometric grid of M, refined around the best. Each plan found
-             is judged by the recurrence itself, so that unequal stages are judged right, too (for them the bound is an
-             upper bound). Boundaries of a plan of at most MAX_POLISHED chunks are then moved by alignment units as long
-             as that helps. Plans of all other planners are candidates, so the result is never worse than any of them.
+optimal      least makespan. For identical stages it is exactly (sum t + (P-1) max t) / P in whole-model times t. So:
+             for a bound M on max t, the least sum over all cuts by dynamic programming over aligned boundaries, O(G^2)
+             for G boundaries; then the best M. All distinct chunk times are tried as M up to EXACT_GRID boundaries,
+             which is exact on that grid, tail included; beyond, a geometric grid of M, refined around the best. Each
+             plan found is judged by the recurrence itself, so that unequal stages are judged right, too (for them the
+             bound is an upper bound). Boundaries of a plan of at most MAX_POLISHED chunks are then moved by alignment
+             units as long as that helps. Plans of all other planners are candidates, so the result is never worse.
 
 Two terms pull apart: (P-1) max t wants equal times, hence small late chunks; gamma, the prefix cost of each chunk,
 wants few late chunks. With MLA at a million tokens gamma wins, and every equal-time rule loses to a fixed size.
