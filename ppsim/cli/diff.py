@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppsim.cli.guard import guarded
-from ppsim.cli.options import JsonOption, RunArg
+from ppsim.cli.options import RUN_HELP, JsonOption
 from ppsim.errors import EXIT_PASS, EXIT_SAFETY
 
 if TYPE_CHECKING:
     from ppsim.recording import Recording
     from ppsim.recording.diff import Difference
 
+A = Annotated[str, typer.Argument(metavar="A", help=RUN_HELP)]
+B = Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.")]
 TimesOption = Annotated[bool, typer.Option("--times", help="Compare times too, once all else is equal.")]
 
 
 @guarded
-def diff(a: RunArg, b: RunArg, times: TimesOption = False, as_json: JsonOption = False) -> int:
+def diff(a: A, b: B, times: TimesOption = False, as_json: JsonOption = False) -> int:
     """Name the first record in which two runs differ. Exit code 0 if they agree, 1 if not."""
     from ppsim.recording.diff import first_difference
     from ppsim.recording.folder import open_run
@@ -47,7 +49,7 @@ def difference_text(found: Difference, a: str, b: str) -> str:
     width = max(len(a), len(b))
     return "\n".join(
         [
-            f"different: first in a {found.kind} record{where}: {what}",
+            f"different: first in the {found.kind} record{where}: {what}",
             f"  {a:<{width}}  {value_text(found.left)}",
             f"  {b:<{width}}  {value_text(found.right)}",
         ]

@@ -10,6 +10,8 @@ import typer
 if TYPE_CHECKING:
     from ppsim.scenario import Scenario
 
+RUN_HELP = "A run folder, a recording file, a name below runs/, or latest."
+
 ScenarioArg: TypeAlias = Annotated[
     str, typer.Argument(metavar="SCENARIO", help="A name in scenarios/ (see: ppsim list scenarios) or a TOML file.")
 ]
@@ -25,9 +27,7 @@ OutOption: TypeAlias = Annotated[
     str | None, typer.Option("--out", metavar="DIR", help="The run folder. Default: runs/NAME-SEED-N, N the next free.")
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
-RunArg: TypeAlias = Annotated[
-    str, typer.Argument(metavar="RUN", help="A run folder, a recording file, a name below runs/, or latest.")
-]
+RunArg: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 
 
 def scenario_of(name: str, seed: int | None, trace: str | None, overrides: list[str] | None) -> Scenario:

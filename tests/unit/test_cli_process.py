@@ -1,0 +1,121 @@
+"""Law: as a process ppsim is light to start, quiet in a pipe, and gives the same bytes under any hash seed."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import ppsim.cli.progress as progress_module
+from ppsim.cli.progress import ProgressBar
+from ppsim.recording.writer import write_recording
+from tests.unit.handmade import pipeline
+
+HEAVY = ("torch", "transformers", "triton", "pandas", "matplotlib", "hypothesis", "scipy")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "ppsim.cli.entry", *arguments]
+
+
+def finish(*arguments: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **environment}
+    return subprocess.run(command(*arguments), cwd=cwd, env=env, capture_output=True, text=True, timeout=120)
+
+
+def imported(code: str, cwd: Path) -> set[str]:
+    """Top-level names of all modules that a piece of code loads."""
+    probe = f"{code}\nimport sys\nprint(*sorted({{n.partition('.')[0] for n in sys.modules}}), file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", probe], cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return set(done.stderr.splitlines()[-1].split())
+
+
+def test_the_entry_point_loads_nothing_heavy(tmp_path: Path) -> None:
+    loaded = imported("import ppsim.cli.entry", tmp_path)
+    assert not loaded & {*HEAVY, "numpy", "simpy", "pydantic", "rich"}
+
+
+def test_a_whole_run_never_loads_torch(tmp_path: Path) -> None:
+    run = "import sys\nfrom ppsim.cli.entry import app\napp(['run', 'tiny', '--json'], standalone_mode=False)"
+    loaded = imported(run, tmp_path)
+    assert "simpy" in loaded
+    assert not loaded & set(HEAVY)
+
+
+def test_the_same_bytes_under_any_hash_seed(tmp_path: Path) -> None:
+    outputs = []
+    for seed in ("1", "2"):
+        done = finish("run", "tiny", "--json", "--out", seed, cwd=tmp_path, PYTHONHASHSEED=seed)
+        assert done.returncode == 0, done.stderr
+        outputs.append([done.stdout, *[(p.name, p.read_bytes()) for p in sorted((tmp_path / seed).iterdir())]])
+    assert outputs[0] == outputs[1]
+    json.loads(str(outputs[0][0]))
+
+
+def test_a_reader_that_closes_the_pipe_is_no_error(tmp_path: Path) -> None:
+    write_recording(pipeline(1, 3000), tmp_path / "long.jsonl")  # its schedule does not fit into a pipe's buffer
+    with subprocess.Popen(
+        command("show", "long.jsonl", "--schedule", "--json"),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as shown:
+        assert shown.stdout is not None
+        assert shown.stderr is not None
+        assert json.loads(shown.stdout.readline())["iteration"] == 0
+        shown.stdout.close()
+        assert shown.wait(timeout=60) == 0
+        assert shown.stderr.read() == b""
+
+
+def test_ctrl_c_during_a_long_run_ends_in_130(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        command("run", "mooncake"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as running:
+        until = time.monotonic() + 60
+        while not (tmp_path / "runs").exists() and time.monotonic() < until:
+            time.sleep(0.05)  # the folder is made right before the run begins
+        time.sleep(0.5)
+        running.send_signal(signal.SIGINT)
+        out, err = running.communicate(timeout=60)
+    assert (running.returncode, out, err) == (130, b"", b"ppsim: interrupted\n")
+    assert not any((tmp_path / "runs").iterdir())
+
+
+def run_in_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, terminal: bool) -> str:
+    monkeypatch.setattr(progress_module, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(progress_module, "EVERY_S", 0.0)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
+    with ProgressBar("simulating unit") as bar:
+        bar(1, 100)
+        time.sleep(0.06)
+        bar(42, 100)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    return captured.err
+
+
+def test_progress_is_shown_on_a_terminal_after_a_while_and_never_in_a_pipe(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = run_in_terminal(monkeypatch, capsys, terminal=True)
+    assert "simulating unit" in shown
+    assert "42/100" in shown
+    assert run_in_terminal(monkeypatch, capsys, terminal=False) == ""
+
+
+def test_a_short_run_shows_no_bar_even_on_a_terminal(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    done = subprocess.run(command("run", "unit"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, timeout=60)
+    os.close(theirs)
+    assert done.returncode == 0
+    assert os.read(ours, 4096) == b"saved runs/unit-0-1\r\n"
+    os.close(ours)

@@ -1,0 +1,194 @@
+"""Law: the import table of the design, held over every import statement in the tree.
+
+Imports inside functions count too, except in ``ppsim/cli``, which may use everything as long as it does so lazily.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# What the core may use of the standard library: data, types, arithmetic and hashing. No clock, no chance, no I/O.
+CORE_STDLIB = {
+    "__future__",
+    "abc",
+    "array",
+    "bisect",
+    "collections",
+    "copy",
+    "dataclasses",
+    "enum",
+    "fractions",
+    "functools",
+    "hashlib",
+    "heapq",
+    "itertools",
+    "math",
+    "operator",
+    "struct",
+    "sys",
+    "types",
+    "typing",
+}
+CORE_SYS_NAMES = {"byteorder", "maxsize"}
+
+SIMULATOR = {"simpy"}
+TORCH = {"torch", "triton", "transformers", "safetensors", "zmq", "ray"}
+DRAWING = {"matplotlib"}
+
+# Package -> (what it may import of the project, what it may import of others). "errors" is everybody's.
+TABLE: dict[str, tuple[set[str], set[str]]] = {
+    "core": (set(), set()),
+    "cost": ({"core"}, {"numpy"}),
+    "scenario": ({"core", "cost"}, {"pydantic", "numpy"}),
+    "workload": ({"core", "cost", "scenario"}, {"numpy"}),
+    "recording": ({"core", "cost"}, {"tomli_w", "numpy"}),
+    "sglang": ({"core", "cost", "scenario"}, {"yaml"}),
+    "world": ({"core", "cost", "scenario", "workload", "recording"}, {"numpy", "simpy"}),
+    "fuzz": ({"core", "cost", "scenario", "workload", "recording", "world"}, {"numpy", "simpy", "hypothesis", "ray"}),
+    "report": ({"core", "cost", "recording"}, {"numpy", "matplotlib"}),
+}
+CORE_VOCABULARY = {"effects", "messages", "batch", "tokens", "agreed"}  # what report may name of the core: types
+EXECUTOR = {"core", "cost", "scenario", "workload", "recording"}
+
+
+def imports(path: Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
+    """(line, module, imported names) of every import statement in a file."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name, ()
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            assert node.module is not None
+            yield node.lineno, node.module, tuple(alias.name for alias in node.names)
+
+
+def sources(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def owner(path: Path) -> str:
+    """The part of the house a file belongs to: the package below ppsim, or the module itself, or executor."""
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return parts[1] if parts[0] == "ppsim" else parts[0]
+
+
+def violations(path: Path) -> Iterator[str]:
+    part = owner(path)
+    for line, module, names in imports(path):
+        problem = problem_of(part, module, names)
+        if problem:
+            yield f"{path.relative_to(ROOT)}:{line}: {problem}"
+
+
+def problem_of(part: str, module: str, names: tuple[str, ...]) -> str:
+    top, _, rest = module.partition(".")
+    if top in sys.stdlib_module_names:
+        return stdlib_problem(part, top, names)
+    if part == "cli":
+        return ""
+    if top == "executor":
+        return "" if part == "executor" else f"{part} imports the executor"
+    if top == "ppsim":
+        return own_problem(part, rest or names[0], rest.split("."))
+    allowed = TABLE.get(part, (set(), {"pydantic"}))[1]
+    if part == "executor":
+        return f"executor imports {top}" if top in SIMULATOR | {"hypothesis"} else ""
+    return "" if top in allowed else f"{part} imports {top}"
+
+
+def stdlib_problem(part: str, top: str, names: tuple[str, ...]) -> str:
+    if part != "core":
+        return ""
+    if top not in CORE_STDLIB or (top == "sys" and not set(names) <= CORE_SYS_NAMES):
+        return f"core imports {top}"
+    return ""
+
+
+def own_problem(part: str, rest: str, path: list[str]) -> str:
+    target = rest.partition(".")[0]
+    if target in (part, "errors"):
+        return "core imports ppsim.errors" if part == "core" and target == "errors" else ""
+    allowed = EXECUTOR if part == "executor" else TABLE.get(part, (set(), set()))[0]
+    if target not in allowed:
+        return f"{part} imports ppsim.{target}"
+    if part == "report" and target == "core" and (len(path) < 2 or path[1] not in CORE_VOCABULARY):
+        return f"report looks into the core's state: ppsim.{rest}"
+    return ""
+
+
+def test_every_import_keeps_to_the_table() -> None:
+    files = sources("ppsim", "executor")
+    assert len(files) > 40
+    found = [violation for path in files for violation in violations(path)]
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize(
+    ("part", "module", "names"),
+    [
+        ("core", "time", ()),
+        ("core", "random", ("Random",)),
+        ("core", "os.path", ()),
+        ("core", "logging", ()),
+        ("core", "sys", ("argv",)),
+        ("core", "numpy", ()),
+        ("core", "ppsim.cost.stage", ("UnitCost",)),
+        ("core", "ppsim.errors", ("PpsimError",)),
+        ("cost", "simpy", ()),
+        ("cost", "ppsim.world.clock", ()),
+        ("recording", "ppsim.scenario", ("Scenario",)),
+        ("recording", "ppsim.world", ("simulate",)),
+        ("world", "torch", ()),
+        ("world", "ppsim.report.table", ()),
+        ("world", "executor.stage", ()),
+        ("fuzz", "ppsim.report.gantt", ()),
+        ("report", "ppsim.world.simulate", ()),
+        ("report", "ppsim.core.scheduler", ("Scheduler",)),
+        ("report", "ppsim", ("world",)),
+        ("executor", "simpy", ()),
+        ("executor", "ppsim.world.network", ()),
+        ("errors", "ppsim.core.effects", ()),
+    ],
+)
+def test_the_table_forbids_what_the_design_forbids(part: str, module: str, names: tuple[str, ...]) -> None:
+    assert problem_of(part, module, names)
+
+
+def test_the_command_line_is_lazy_about_everything_but_itself() -> None:
+    """At the top of a file ``cli`` imports only typer, errors and itself; the rest waits until a command runs."""
+    found = []
+    for path in sources("ppsim/cli"):
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                name = node.names[0].name if isinstance(node, ast.Import) else str(node.module)
+                top = name.partition(".")[0]
+                own = name.startswith("ppsim.cli") or name == "ppsim.errors"
+                if not (top in sys.stdlib_module_names or top == "typer" or own):
+                    found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {name}")
+    assert not found, "\n".join(found)
+
+
+def test_only_the_command_line_prints_exits_or_configures_logging() -> None:
+    found = []
+    for path in sources("ppsim"):
+        if owner(path) == "cli":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in (
+                "print",
+                "exit",
+                "quit",
+                "sys.exit",
+                "os._exit",
+                "logging.basicConfig",
+            ):
+                found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node.func)}")
+    assert not found, "\n".join(found)
