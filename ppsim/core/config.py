@@ -36,6 +36,12 @@ class RankConfig:
     skip_pure_chunk_output: bool = False
     exchange_order: str = "send_first"
     cuda_graph: bool = True
+    role: str = "plain"  # plain | prefill | decode
+    bootstrap_consensus: str = "store"  # store: PP0 leads from replicated statuses; vote: two passes round the ring
+    vote_variant: str = "agreed"  # agreed: conclusions are applied as they are; released: with a fresh local poll
+    waiting_timeout_ms: int = 0  # 0: off; watched by the first rank only
+    running_timeout_ms: int = 0
+    num_reserved_decode_tokens: int = 512
     init_new_token_ratio: Fraction = Fraction(7, 10)
     min_new_token_ratio: Fraction = Fraction(7, 10) * Fraction(14, 100)
     new_token_ratio_decay_steps: int = 600

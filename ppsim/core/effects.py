@@ -14,6 +14,7 @@ world's business (decision 3). What a world must do for each:
                  the last rank the sampled tokens). Returns at once; the device works on.
 ``AwaitTokens``  host-wait for the sampled tokens behind an output payload: one token id for each row.
 ``Observe``      look at a local fact. The reply is ``Local``: no other rank has seen it.
+``AwaitLocal``   block until a local fact is true (a compile that the leader found ready, an ack that the leader has).
 ``Act``          ask the local environment to begin or end something (compile, transfer, load); never blocks.
 ``Reply``        a message for the client. Every rank may compute it; only the first rank yields it.
 ``Decided``      the scheduling decision of this visit is made (host time of scheduling; goes into the recording).
@@ -82,6 +83,13 @@ class Observe:
 
     what: str
     keys: tuple[str, ...]
+    iteration: int
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitLocal:
+    what: str
+    key: str
     iteration: int
 
 
@@ -175,6 +183,10 @@ def await_tokens(output: Output) -> Effects[tuple[int, ...]]:
 
 def observe(what: str, keys: tuple[str, ...], iteration: int) -> Effects[Local[tuple[int, ...]]]:
     return (yield Observe(what, keys, iteration))  # type: ignore[no-any-return]
+
+
+def await_local(what: str, key: str, iteration: int) -> Effects[None]:
+    yield AwaitLocal(what, key, iteration)
 
 
 def act(what: str, key: str, *args: object) -> Effects[None]:

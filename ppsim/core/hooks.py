@@ -61,6 +61,34 @@ class Hooks:
         """Most preferred first; the last one is retracted first (protocol.md 4.5)."""
         return sorted(running, key=lambda r: (-len(r.output_ids), r.prompt_len))
 
+    # --- local observations ------------------------------------------------------------------------------------
+
+    def watches_timeouts(self, is_leader_of_all: bool) -> bool:
+        """Only the first rank looks at a clock; it turns what it sees into replicated aborts (bugs.md B02)."""
+        return is_leader_of_all
+
+    def leads(self, what: str, is_first: bool) -> bool:
+        """Whether this rank decides a leader-chain question itself instead of taking the answer from upstream."""
+        return is_first
+
+    def combine_good(self, upstream: tuple[str, ...], local: tuple[str, ...]) -> tuple[str, ...]:
+        """Good sets by intersection, in queue order (bugs.md I4, B16)."""
+        return tuple(rid for rid in upstream if rid in local)
+
+    def combine_bad(self, upstream: tuple[str, ...], local: tuple[str, ...]) -> tuple[str, ...]:
+        """Bad sets by union, upstream first."""
+        return upstream + tuple(rid for rid in local if rid not in upstream)
+
+    # --- abort -----------------------------------------------------------------------------------------------
+
+    def reaches(self, scheduler: Scheduler, request: Request) -> bool:
+        """Whether an abort finds the request: wherever it is, in whatever slot (bugs.md B65)."""
+        return True
+
+    def may_end_now(self, request: Request) -> bool:
+        """Whether a marked request gives its KV up now: no launched batch may contain it (invariants 59, 64)."""
+        return request.num_inflight == 0
+
     # --- results ---------------------------------------------------------------------------------------------
 
     def is_middle_chunk(self, request: Request) -> bool:

@@ -11,12 +11,15 @@ from typing import TypeAlias
 
 from ppsim.core import phases
 from ppsim.core.effects import Effects
+from ppsim.core.leader import agree_grammar
 from ppsim.core.rank import Rank, build_rank
 from ppsim.core.start import agree_on_start
 
 Phase: TypeAlias = Callable[[Rank], Effects[None]]
 
 PLAIN: tuple[Phase, ...] = (
+    phases.apply_inputs,
+    agree_grammar,
     phases.schedule,
     phases.receive_hidden,
     phases.exchange_if_deep,

@@ -75,7 +75,12 @@ class AbortReq:
 
 @dataclass(frozen=True, slots=True)
 class FlushCache:
-    """Empty the radix cache; done only where the rank is fully idle, on all ranks alike (protocol.md section 9)."""
+    """Empty the radix cache; done only where the rank is fully idle, on all ranks alike (protocol.md section 9).
+
+    ``rid`` names the control request: its reply is "finished", or "refused" while anything is in flight.
+    """
+
+    rid: str = "flush"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +183,8 @@ class Side:
     lane: Lane
     iteration: int
     slot: int
-    values: tuple[object, ...]
+    values: tuple[tuple[str, ...], ...] = ()
+    counts: tuple[int, ...] = ()
 
 
 Message: TypeAlias = Start | Meta | Hidden | Output | Vote | Verdict | Side

@@ -8,10 +8,11 @@ f = j+P (launched ``depth`` iterations ago).
 from __future__ import annotations
 
 from ppsim.core.channels import commit_all, shape_error
-from ppsim.core.effects import Effects, await_tokens, decided, drop, harvested, ingest, launch, reply
+from ppsim.core.effects import Effects, act, await_tokens, decided, drop, harvested, ingest, launch, reply
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Hidden, Lane, Meta, Output, Shutdown
 from ppsim.core.rank import Rank
+from ppsim.core.timeouts import expired
 
 
 def ingest_inputs(rank: Rank) -> Effects[None]:
@@ -21,8 +22,8 @@ def ingest_inputs(rank: Rank) -> Effects[None]:
         meta = yield from link.receive(Meta, link.leader, Lane.TP, rank.iteration, rank.slot)
         rank.inputs = meta.inputs
     elif config.is_first:
-        idle = rank.scheduler.fully_idle and rank.pp_outputs is None
-        rank.inputs = yield from ingest(rank.iteration, idle)
+        rank.inputs = yield from ingest(rank.iteration, is_idle(rank))
+        rank.inputs += yield from expired(rank)
     else:
         meta = yield from link.receive(Meta, link.prev, Lane.CONTROL, rank.iteration, rank.slot)
         rank.inputs = meta.inputs
@@ -42,12 +43,33 @@ def forward_inputs(rank: Rank) -> Effects[None]:
     rank.stopped = any(isinstance(item, Shutdown) for item in rank.inputs)
 
 
+def is_idle(rank: Rank) -> bool:
+    """The first rank may wait for input: no request anywhere, and nothing that it still has to pass on."""
+    return rank.scheduler.fully_idle and rank.pp_outputs is None and not any(rank.carried.values())
+
+
+def apply_inputs(rank: Rank) -> Effects[None]:
+    """Step 3a: process the request list of this iteration."""
+    inputs = rank.inputs
+    if not (rank.config.is_first and rank.link.is_leader):
+        inputs += yield from expired(rank)
+    rank.scheduler.apply(inputs)
+    yield from ask_environment(rank)
+
+
+def ask_environment(rank: Rank) -> Effects[None]:
+    """Hand out what the scheduler asked of this rank's surroundings, in order."""
+    asked, rank.scheduler.acts = rank.scheduler.acts, []
+    for what, key, argument in asked:
+        yield from act(what, key, argument)
+
+
 def schedule(rank: Rank) -> Effects[None]:
-    """Step 3: apply the inputs and choose the batch of this slot."""
-    rank.scheduler.apply(rank.inputs)
+    """Step 3b: choose the batch of this slot."""
     rank.batch, decision = rank.scheduler.schedule(rank.iteration)
     rank.sweep_had_batch |= rank.batch is not None
     yield from decided(decision)
+    yield from ask_environment(rank)
     yield from send_replies(rank)
 
 
@@ -119,6 +141,7 @@ def harvest(rank: Rank) -> Effects[None]:
         tokens = yield from await_tokens(rank.received)
     result = rank.scheduler.absorb(rank.iteration, tokens)
     yield from harvested(result)
+    yield from ask_environment(rank)
     yield from send_replies(rank)
 
 
@@ -154,9 +177,8 @@ def exchange(rank: Rank) -> Effects[None]:
 
 def finish(rank: Rank) -> Effects[None]:
     """After Shutdown: wait for every outstanding send, so that no buffer is left behind."""
-    yield from commit_all(rank.send_req_work)
-    yield from commit_all(rank.send_proxy_work)
-    yield from commit_all(rank.send_output_work)
+    for works in (rank.send_req_work, rank.send_proxy_work, rank.send_output_work, rank.vote_work, rank.side_work):
+        yield from commit_all(works)
 
 
 def send_replies(rank: Rank) -> Effects[None]:

@@ -13,7 +13,7 @@ from ppsim.core.channels import Endpoint
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Work
 from ppsim.core.hooks import Hooks
-from ppsim.core.messages import Hidden, Input, Output
+from ppsim.core.messages import Hidden, Input, Output, Verdict
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import LaunchedBatch
 
@@ -34,6 +34,11 @@ class Rank:
     pp_outputs: Output | None = None  # received in the previous iteration, to be passed on in this one
     last_rank_comm_queue: deque[Output] = field(default_factory=deque)  # last rank: launched, not yet released
     sweep_had_batch: bool = False
+    vote_work: list[Work] = field(default_factory=list)
+    side_work: list[Work] = field(default_factory=list)
+    carried: dict[str, Verdict | None] = field(default_factory=dict)  # vote -> conclusion to pass on in this iteration
+    waits_since_ms: dict[str, int] = field(default_factory=dict)  # by the local clock; never replicated
+    runs_since_ms: dict[str, int] = field(default_factory=dict)
     # ----
     inputs: tuple[Input, ...] = ()
     batch: LaunchedBatch | None = None

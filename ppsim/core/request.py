@@ -23,6 +23,7 @@ class State(Enum):
     """Where a request is. The last three are terminal."""
 
     ARRIVED = "arrived"
+    GRAMMAR = "grammar"  # its grammar is being compiled on every rank
     WAITING = "waiting"
     PREFILL = "prefill"  # at least one chunk launched, the last one not harvested
     DECODE = "decode"
@@ -37,9 +38,13 @@ class Event(Enum):
     """What can happen to a request."""
 
     ACCEPT = "accept"
+    COMPILE = "compile"
+    GRAMMAR_READY = "grammar_ready"
+    GRAMMAR_FAILED = "grammar_failed"
     REFUSE = "refuse"
     LAUNCH_CHUNK = "launch_chunk"
     MIDDLE_CHUNK = "middle_chunk"  # a middle chunk was harvested
+    DISCARD = "discard"  # its row was harvested after it was marked for abort
     FIRST_TOKEN = "first_token"
     LAUNCH_DECODE = "launch_decode"
     TOKEN = "token"
@@ -53,14 +58,20 @@ class Event(Enum):
 TABLE: dict[tuple[State, Event], State] = {
     (State.ARRIVED, Event.ACCEPT): State.WAITING,
     (State.ARRIVED, Event.REFUSE): State.REFUSED,
+    (State.ARRIVED, Event.COMPILE): State.GRAMMAR,
+    (State.GRAMMAR, Event.GRAMMAR_READY): State.WAITING,
+    (State.GRAMMAR, Event.GRAMMAR_FAILED): State.ABORTED,
+    (State.GRAMMAR, Event.ABORT): State.ABORTED,
     (State.WAITING, Event.LAUNCH_CHUNK): State.PREFILL,
     (State.WAITING, Event.ABORT): State.ABORTED,
     (State.PREFILL, Event.LAUNCH_CHUNK): State.PREFILL,
     (State.PREFILL, Event.MIDDLE_CHUNK): State.PREFILL,
+    (State.PREFILL, Event.DISCARD): State.PREFILL,
     (State.PREFILL, Event.FIRST_TOKEN): State.DECODE,
     (State.PREFILL, Event.ABORT): State.ABORTED,
     (State.DECODE, Event.LAUNCH_DECODE): State.DECODE,
     (State.DECODE, Event.TOKEN): State.DECODE,
+    (State.DECODE, Event.DISCARD): State.DECODE,
     (State.DECODE, Event.RETRACT): State.WAITING,
     (State.DECODE, Event.FINISH): State.FINISHED,
     (State.DECODE, Event.ABORT): State.ABORTED,
@@ -85,6 +96,7 @@ class Request:
     num_inflight: int = 0  # launched, unharvested batches that contain it
     num_retractions: int = 0
     num_cached_tokens: int = 0  # prompt tokens served by the radix cache at the last admission
+    to_abort: str = ""  # marked: ends as soon as no launched batch contains it any more; the text is the reason
 
     @property
     def rid(self) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ppsim.core.admission import PrefillAdder, Result
+from ppsim.core.agreed import Agreed
 from ppsim.core.batch import ForwardBatch, Mode, Piece
 from ppsim.core.config import RankConfig
 from ppsim.core.digest import digest
@@ -18,7 +19,7 @@ from ppsim.core.effects import Decision, Harvest, Reply
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.hooks import Hooks
 from ppsim.core.kv import KVCache
-from ppsim.core.messages import Input, NewRequest
+from ppsim.core.messages import AbortReq, FlushCache, Input, NewRequest
 from ppsim.core.order import waiting_order
 from ppsim.core.ratio import NewTokenRatio
 from ppsim.core.request import Event, Request, State
@@ -55,14 +56,23 @@ class Scheduler:
         self.num_retractions = 0
         self.num_unfit_aborts = 0
         self.num_parked_chunks = 0
+        self.num_ignored_aborts = 0
+        self.grammar_queue: list[Request] = []
+        self.acts: list[tuple[str, str, str]] = []  # (what, key, argument): asked of the local environment by the loop
+        self.ended: list[str] = []  # aborted since the last harvest record, in order
 
     # --- inputs ----------------------------------------------------------------------------------------------
 
     def apply(self, inputs: Iterable[Input]) -> None:
         """Process the replicated request list of an iteration, in order."""
         for item in inputs:
-            if isinstance(item, NewRequest):
-                self._accept(Request(item))
+            match item:
+                case NewRequest():
+                    self._accept(Request(item))
+                case AbortReq():
+                    self._abort(item)
+                case FlushCache():
+                    self._flush(item)
 
     def _accept(self, request: Request) -> None:
         problem = self._why_never(request)
@@ -70,9 +80,69 @@ class Scheduler:
             request.on(Event.REFUSE)
             self.outbox.append(Reply(request.rid, "refused", reason=problem))
             return
-        request.on(Event.ACCEPT)
         self.requests[request.rid] = request
+        if request.spec.grammar is not None:
+            request.on(Event.COMPILE)
+            self.grammar_queue.append(request)
+            self.acts.append(("compile", request.rid, request.spec.grammar))
+            return
+        request.on(Event.ACCEPT)
         self.waiting.append(request)
+
+    # --- abort -----------------------------------------------------------------------------------------------
+
+    def _abort(self, item: AbortReq) -> None:
+        """Mark what the abort names; whoever is in no launched batch ends at once (protocol.md 7.4)."""
+        found = [r for r in self.requests.values() if item.abort_all or r.rid == item.rid]
+        found = [r for r in found if self.hooks.reaches(self, r)]
+        if not found and not item.abort_all:
+            self.num_ignored_aborts += 1  # unknown or finished: no reply, nothing changes (invariant 61)
+        for request in found:
+            if not request.to_abort:
+                request.to_abort = item.reason
+            if request is self.chunked:
+                self.chunked = None  # it launches no further chunk (invariant 60)
+            if self.hooks.may_end_now(request):
+                self._end_aborted(request)
+
+    def _end_aborted(self, request: Request) -> None:
+        """Leave every queue, give all KV back without caching it, and send the one terminal reply."""
+        if request.state is State.GRAMMAR:
+            self.grammar_queue = [r for r in self.grammar_queue if r is not request]
+            self.acts.append(("cancel_compile", request.rid, ""))
+        if request.state is State.WAITING:
+            self.waiting = [r for r in self.waiting if r is not request]
+        if request.req_slot is not None:
+            self.kv.finish(request, insert=False)
+        request.on(Event.ABORT)
+        del self.requests[request.rid]
+        self.ended.append(request.rid)
+        self.outbox.append(
+            Reply(request.rid, "aborted", num_output_tokens=len(request.output_ids), reason=request.to_abort)
+        )
+
+    def _flush(self, item: FlushCache) -> None:
+        """Empty the radix cache, but never under a batch in flight (bugs.md B45)."""
+        if not self.fully_idle:
+            self.outbox.append(Reply(item.rid, "refused", reason="flush_cache: requests are waiting or in flight"))
+            return
+        self.kv.tree.reset()
+        self.outbox.append(Reply(item.rid, "finished", reason="flushed"))
+
+    def resolve_grammar(self, ready: Agreed[tuple[str, ...]], failed: Agreed[tuple[str, ...]]) -> None:
+        """Move requests whose grammar is ready to the waiting queue, in queue order; failed ones end. Failed wins."""
+        for request in list(self.grammar_queue):
+            if request.rid in failed.value:
+                request.to_abort = "grammar failed to compile"
+                self.grammar_queue.remove(request)
+                request.on(Event.GRAMMAR_FAILED)
+                del self.requests[request.rid]
+                self.ended.append(request.rid)
+                self.outbox.append(Reply(request.rid, "aborted", reason=request.to_abort))
+            elif request.rid in ready.value:
+                self.grammar_queue.remove(request)
+                request.on(Event.GRAMMAR_READY)
+                self.waiting.append(request)
 
     def _why_never(self, request: Request) -> str:
         """Why this request could never run, even alone in an empty pool; empty if it could."""
@@ -355,6 +425,14 @@ class Scheduler:
         sampled = self.hooks.rows_to_harvest(batch, token_ids) if token_ids is not None else ()
         for row, request in enumerate(batch.requests):
             request.num_inflight -= 1
+            if request.to_abort:
+                # Looked at first: a cancelled request delivers no further token (bugs.md B60).
+                if not batch.forward.pieces[row].is_last_chunk:
+                    request.inflight_middle_chunks -= 1
+                request.on(Event.DISCARD)
+                if self.hooks.may_end_now(request):
+                    self._end_aborted(request)
+                continue
             if not batch.forward.pieces[row].is_decode and self.hooks.is_middle_chunk(request):
                 request.inflight_middle_chunks -= 1
                 request.on(Event.MIDDLE_CHUNK)
@@ -407,6 +485,7 @@ class Scheduler:
         tokens: list[int],
     ) -> Harvest:
         free, evictable = self.kv.pool.free_tokens, self.kv.tree.evictable_tokens
+        finished, self.ended = finished + self.ended, []
         return Harvest(iteration, slot, harvested, tuple(delivered), tuple(finished), tuple(tokens), free, evictable)
 
     def _decision(self, iteration: int, slot: Slot, batch: LaunchedBatch | None, retracted: list[str]) -> Decision:
@@ -414,6 +493,7 @@ class Scheduler:
         chunked = self.chunked.rid if self.chunked else None
         state = digest(
             [r.rid for r in self.waiting],
+            [r.rid for r in self.grammar_queue],
             [r.rid for r in slot.running],
             slot.batch_is_full,
             self.kv.pool.free_tokens,
