@@ -1,0 +1,53 @@
+# Two commands on a fresh machine: `make run` and `make test`. Both make .venv first; a second call reuses it.
+# PYTHON picks the interpreter (3.11 or newer). TORCH_INDEX may name a pip index with CPU builds of torch.
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH_INDEX ?=
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
+
+.PHONY: help run test lint unit bench clean
+
+help:
+	@echo "make run    install the simulator (no torch), simulate the shipped trace: a table and a picture"
+	@echo "make test   install everything, then ruff, mypy --strict and all tests"
+	@echo "make bench  install everything, then the benchmarks of bench/"
+	@echo "make clean  remove $(VENV) and the tools' caches; runs/ stays"
+
+run: $(VENV)/.simulator
+	$(BIN)/ppsim run mooncake
+	$(BIN)/ppsim plot latest
+
+test: lint unit
+
+lint: $(VENV)/.everything
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy --strict
+
+unit: $(VENV)/.everything
+	$(BIN)/python -m pytest -n 2
+
+bench: $(VENV)/.everything
+	@for file in bench/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+
+$(VENV)/.made:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "ppsim needs Python 3.11 or newer; $(PYTHON) is older. Try: make PYTHON=python3.12 ..."; exit 2; }
+	@$(PYTHON) -m venv $(VENV) \
+		|| { echo "no virtual environment without the venv module; on Debian: apt install python3-venv"; exit 2; }
+	@touch $@
+
+$(VENV)/.simulator: $(VENV)/.made pyproject.toml
+	$(PIP) -e .
+	@touch $@
+
+# The pin comes first: the CPU build is enough, and parity with transformers is tested to the token.
+$(VENV)/.everything: $(VENV)/.made pyproject.toml
+	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch==2.13.0
+	$(PIP) -e '.[executor,dev]'
+	@touch $@ $(VENV)/.simulator
