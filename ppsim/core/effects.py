@@ -149,7 +149,19 @@ class Harvested:
 
 
 Effect: TypeAlias = (
-    Ingest | Send | Recv | Commit | Drop | Launch | AwaitTokens | Observe | Act | Reply | Decided | Harvested
+    Ingest
+    | Send
+    | Recv
+    | Commit
+    | Drop
+    | Launch
+    | AwaitTokens
+    | Observe
+    | AwaitLocal
+    | Act
+    | Reply
+    | Decided
+    | Harvested
 )
 
 
