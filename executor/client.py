@@ -12,17 +12,29 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from ppsim.core.messages import Input, NewRequest, Shutdown
+from ppsim.errors import EXIT_UNKNOWN, PpsimError
 from ppsim.workload import Arrival
+
+
+class GaveUp(PpsimError):
+    """The first rank has reached the limit of iterations. Batches are in flight, so the ranks cannot leave in order."""
+
+    exit_code = EXIT_UNKNOWN
+
+    def __init__(self, message: str, iteration: int) -> None:
+        super().__init__(message, iteration)
+        self.message, self.iteration = message, iteration
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class Client(Protocol):
     """Answers ``Ingest``.
 
-    ``gave_up``: the run was cut short by its limit of iterations. ``timed``: requests that arrive at a time of their
-    own; all others arrive when they are read.
+    ``timed``: requests that arrive at a time of their own; all others arrive when they are read.
     """
 
-    gave_up: bool
     timed: frozenset[str]
 
     def ingest(self, iteration: int, idle: bool) -> tuple[Input, ...]: ...
@@ -43,13 +55,11 @@ class LiveClient:
         self.timed = frozenset(a.request.rid for a in self.by_time)
         self.now_ns, self.sleep_ns = now_ns, sleep_ns
         self.max_iterations = max_iterations
-        self.gave_up = False
 
     def ingest(self, iteration: int, idle: bool) -> tuple[Input, ...]:
         """Inputs due now, those that name an iteration first. Waits only if idle and only a time can bring more."""
         if self.max_iterations and iteration >= self.max_iterations:
-            self.gave_up = True
-            return (Shutdown(),)
+            raise GaveUp(f"stopped at run.max_iterations = {self.max_iterations}", iteration)
         due = self.due(iteration)
         if due or not idle or self.by_iteration:
             return due
@@ -72,7 +82,6 @@ class ReplayClient:
     """Recorded inputs by iteration. A recorded ``Shutdown`` comes where it came; without one the run ends when idle."""
 
     def __init__(self, inputs_by_iteration: Mapping[int, tuple[Input, ...]]) -> None:
-        self.gave_up = False
         self.timed = frozenset[str]()
         self.inputs = dict(inputs_by_iteration)
         self.last = max(self.inputs, default=-1)

@@ -187,9 +187,8 @@ class Answers:
     def harvested(self, effect: Harvested) -> None:
         self.recording.harvest(self.rank, effect.harvest)
 
-    def finish(self) -> None:
-        """After the last effect: leave together with the others, and put what was measured into the recording."""
-        self.transport.finish()
+    def settle(self) -> None:
+        """Put what was measured into the recording, however far the run came."""
         for batch, token_ids in self.samples:
             self.recording.sampled(batch.iteration, batch.slot, tuple(token_ids.tolist()))
         for slot, iteration, start_ns, end_ns in self.timer.spans():

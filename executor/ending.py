@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from executor.client import GaveUp
 from executor.worker import Report
 from ppsim.core.effects import Decision, Harvest
 from ppsim.core.errors import CoreError, InvariantViolation, ProtocolError
@@ -11,9 +12,11 @@ from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN
 from ppsim.recording import PASS, Recording, Verdict
 
 
-def verdict_of_error(error: CoreError) -> Verdict:
-    """The verdict behind a rule that a rank found broken."""
+def verdict_of_error(error: CoreError | GaveUp) -> Verdict:
+    """The verdict behind a rule that a rank found broken, or behind a limit that it reached."""
     text = str(error)
+    if isinstance(error, GaveUp):
+        return Verdict("unknown", EXIT_UNKNOWN, text, rank=0, iteration=error.iteration)
     if isinstance(error, InvariantViolation):
         return Verdict("fail", EXIT_SAFETY, text, error.invariant, error.rank, error.iteration, error.slot, error.rid)
     if isinstance(error, ProtocolError):
@@ -23,9 +26,6 @@ def verdict_of_error(error: CoreError) -> Verdict:
 
 def verdict_of_run(recording: Recording, reports: Sequence[Report]) -> Verdict:
     """All ranks have ended by themselves: did they stay in lockstep, leave nothing behind and answer everybody?"""
-    if reports[0].gave_up:
-        limit = len(recording.decisions[0])
-        return Verdict("unknown", EXIT_UNKNOWN, f"stopped at run.max_iterations = {limit}", rank=0, iteration=limit)
     return lockstep(recording) or left_behind(reports) or unanswered(recording) or PASS
 
 

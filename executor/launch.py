@@ -7,6 +7,7 @@ one clear error or verdict, and no process is left:
     a rank process that dies                   RankDied, exit code 3, names the rank
     all ranks wait for one another             verdict "fail", exit code 3, says what each waits for
     a broken rule of the protocol              verdict "fail", exit code 1, with the recording so far
+    run.max_iterations reached                 verdict "unknown", exit code 5, with the recording so far
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from executor.client import GaveUp
 from executor.ending import verdict_of_error, verdict_of_run
 from executor.prepare import arrivals_of, prepared
 from executor.status import Status
@@ -126,9 +128,9 @@ def port_taken(port: int | None, error: Exception) -> UsageError:
 
 
 def failed(report: Report, ranks: Ranks, recording: Recording) -> ExecutionResult:
-    """A rank said why it ended: a broken rule is a verdict, all else an error."""
+    """A rank said why it ended: a broken rule and a limit are verdicts, all else is an error."""
     error = report.error
-    if isinstance(error, CoreError):
+    if isinstance(error, CoreError | GaveUp):
         absorb(recording, list(ranks.reports.values()))
         return ExecutionResult(recording, verdict_of_error(error))
     if isinstance(error, UsageError):

@@ -9,6 +9,7 @@ Everything is on the device except ``prefix_lens`` and ``new_lens``. With T toke
     positions     [T]     int64  position of a token in its request
     kv_slots      [T]     int64  where its key and value go: page * page_size + offset
     last_rows     [R]     int64  row of the last token of each piece
+    counts        [R]     bool   the sampled token of the piece counts: it is no middle chunk
     starts        [R + 1] int32  piece r has the rows [starts[r], starts[r + 1])
     prefixes      [R]     int32  tokens of the request that are in the KV already
     block_table   [R, max pages of a piece] int32, padded with page 0
@@ -31,6 +32,7 @@ class PackedBatch:
     positions: torch.Tensor
     kv_slots: torch.Tensor
     last_rows: torch.Tensor
+    counts: torch.Tensor
     starts: torch.Tensor
     prefixes: torch.Tensor
     block_table: torch.Tensor
@@ -64,6 +66,7 @@ def pack(batch: ForwardBatch, page_size: int, num_pages: int, rank: int, device:
         positions=positions.to(device),
         kv_slots=kv_slots.to(device),
         last_rows=(ends - 1).to(device),
+        counts=torch.tensor([piece.is_last_chunk for piece in batch.pieces], device=device),
         starts=torch.cat([torch.zeros(1, dtype=torch.int64), ends]).to(device, torch.int32),
         prefixes=torch.tensor(prefix_lens, dtype=torch.int32, device=device),
         block_table=table.to(device, torch.int32),

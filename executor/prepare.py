@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from executor.checkpoint import check_tensors, checkpoint_model, tensor_index
 from executor.model import FAMILIES, dtype_of
 from ppsim.core.messages import Input, NewRequest
@@ -23,6 +25,8 @@ def prepared(scenario: Scenario, model_dir: str | None, device: str) -> Scenario
     """The scenario with the checkpoint's shape in it. Raises UsageError for what the executor cannot run."""
     if device not in ("cpu", "cuda"):
         raise UsageError(f"device {device!r}: expected cpu or cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UsageError("device cuda: torch finds no CUDA device here (use cpu)")
     folder = model_dir or scenario.model.path
     if folder is not None:
         model = checkpoint_model(folder, scenario.model, tuple(FAMILIES))
@@ -48,8 +52,6 @@ def prepared(scenario: Scenario, model_dir: str | None, device: str) -> Scenario
 
 def check_checkpoint(scenario: Scenario, folder: str) -> None:
     """The files hold every tensor of the unsplit model in its shape."""
-    import torch
-
     from executor.stage import Share, empty_stage
     from executor.weights import expected_tensors
 

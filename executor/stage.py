@@ -85,10 +85,10 @@ class Stage(nn.Module):
 
     @torch.inference_mode()
     def sample(self, hidden: torch.Tensor, packed: PackedBatch) -> torch.Tensor:
-        """Last stage: the likeliest next token of each piece, [R] int64; of equal ones the lowest id."""
+        """Last stage: the likeliest next token of each piece, [R] int64; 0 for the row of a middle chunk."""
         logits = self.lm_head(self.model.norm(hidden[packed.last_rows]))  # type: ignore[operator]
         # A NaN is a KV position that was read before it was written (``kv.py``); token -1 says so (``driver.py``).
-        return torch.where(logits.isnan().any(-1), -1, logits.argmax(-1))
+        return torch.where(logits.isnan().any(-1), -1, logits.argmax(-1) * packed.counts)
 
 
 def load_stage(scenario: Scenario, rank: int, device: torch.device) -> Stage:

@@ -70,9 +70,9 @@ class Ranks:
                 del self.pipes[ready]
 
     def listen(self, seconds: float) -> None:
-        """Give the others time to report, but no longer than there is anyone left to speak."""
+        """Give the others time to report or to be seen dead, but no longer than there is anyone left."""
         until = time.monotonic() + seconds
-        while self.pipes and time.monotonic() < until:
+        while time.monotonic() < until and len(self.dead()) + len(self.reports) < len(self.processes):
             self.collect(TICK_S)
 
     def dead(self) -> list[int]:

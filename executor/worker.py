@@ -44,7 +44,7 @@ FOREVER = timedelta(days=365)  # an idle rank waits as long as no client sends a
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a rank is told to do. ``inputs`` (replay) or ``arrivals`` (live) matter to rank 0 only."""
+    """What a rank is told to do. Only rank 0 has clients: ``inputs`` to replay, or ``arrivals`` that come live."""
 
     scenario: Scenario
     device: str
@@ -62,7 +62,6 @@ class Report:
     error: Exception | None = None
     lost_peer: int | None = None
     trace: str = ""
-    gave_up: bool = False
     left_behind: str = ""
 
 
@@ -94,17 +93,17 @@ def attempt(rank: int, job: Job, status: Status) -> Report:
     """Run the rank; every exception becomes a report."""
     recording = Recording(job.scenario.cluster.pp_size, name=job.scenario.name, seed=job.scenario.seed, world="exec")
     try:
-        core, client = serve(rank, job, status, recording)
-        return Report(rank, recording, gave_up=client.gave_up, left_behind=left_behind(core))
+        return Report(rank, recording, left_behind=left_behind(serve(rank, job, status, recording)))
     except PeerLost as lost:
-        return Report(rank, error=PpsimError(f"lost rank {lost.peer} while {lost.doing} it"), lost_peer=lost.peer)
-    except (CoreError, PpsimError) as error:
-        return Report(rank, recording, error, trace=format_exc())
-    except Exception as error:
-        return Report(rank, error=PpsimError(f"{type(error).__name__}: {error}"), trace=format_exc())
+        error = PpsimError(f"lost rank {lost.peer} while {lost.doing} it")
+        return Report(rank, recording, error, lost_peer=lost.peer)
+    except (CoreError, PpsimError) as known:
+        return Report(rank, recording, known, trace=format_exc())
+    except Exception as unknown:
+        return Report(rank, error=PpsimError(f"{type(unknown).__name__}: {unknown}"), trace=format_exc())
 
 
-def serve(rank: int, job: Job, status: Status, recording: Recording) -> tuple[Rank, Client]:
+def serve(rank: int, job: Job, status: Status, recording: Recording) -> Rank:
     """Load, connect, run the event loop to its end, leave together."""
     torch.set_num_threads(1)
     scenario, device = job.scenario, device_of(job.device, rank)
@@ -119,21 +118,21 @@ def serve(rank: int, job: Job, status: Status, recording: Recording) -> tuple[Ra
     start_ns = connect(rank, job)
     transport = Transport(rank, device)
     timer = ForwardTimer(start_ns, device)
-    client = client_of(job, timer)
-    answers = Answers(rank, stage, kv, capacity_tokens, transport, client, recording, timer, status)
+    answers = Answers(rank, stage, kv, capacity_tokens, transport, client_of(job, timer), recording, timer, status)
     core = build_rank(rank_config(scenario, rank))
-    answers.drive(event_loop_pp(core))
-    answers.finish()
+    try:
+        answers.drive(event_loop_pp(core))
+        transport.finish()
+    finally:
+        answers.settle()
     dist.destroy_process_group()
-    return core, client
+    return core
 
 
 def device_of(name: str, rank: int) -> torch.device:
     """The CPU, or a GPU in turn: ranks share GPUs where there are fewer of them."""
     if name != "cuda":
         return torch.device(name)
-    if not torch.cuda.is_available():
-        raise UsageError("--device cuda: torch finds no CUDA device here (use --device cpu)")
     device = torch.device("cuda", rank % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device
