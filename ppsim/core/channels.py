@@ -46,8 +46,8 @@ class Endpoint:
         """Messages put aside; zero at the end of an iteration in the basic loops (invariant 36)."""
         return sum(len(queue) for queue in self._inbox.values())
 
-    def send(self, dst: int, message: Message) -> Effects[Work]:
-        return (yield from send(dst, message))
+    def send(self, dst: int, message: Message, paired: bool = False) -> Effects[Work]:
+        return (yield from send(dst, message, paired))
 
     def receive(self, want: type[M], src: int, lane: Lane, iteration: int, slot: int) -> Effects[M]:
         """The next message of this kind from ``src``; it must belong to this iteration and slot."""

@@ -46,8 +46,11 @@ class Ingest:
 
 @dataclass(frozen=True, slots=True)
 class Send:
+    """``paired``: submitted together with the receive that follows it, so that neither blocks the other."""
+
     dst: int
     message: Message
+    paired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,8 +172,8 @@ def ingest(iteration: int, idle: bool) -> Effects[tuple[Input, ...]]:
     return (yield Ingest(iteration, idle))  # type: ignore[no-any-return]
 
 
-def send(dst: int, message: Message) -> Effects[Work]:
-    return (yield Send(dst, message))  # type: ignore[no-any-return]
+def send(dst: int, message: Message, paired: bool = False) -> Effects[Work]:
+    return (yield Send(dst, message, paired))  # type: ignore[no-any-return]
 
 
 def recv(src: int, lane: Lane) -> Effects[Message]:

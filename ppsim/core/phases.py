@@ -12,6 +12,7 @@ from ppsim.core.effects import Effects, act, await_tokens, decided, drop, harves
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Hidden, Lane, Meta, Output, Shutdown
 from ppsim.core.rank import Rank
+from ppsim.core.slots import LaunchedBatch
 from ppsim.core.timeouts import expired
 
 
@@ -167,6 +168,10 @@ def exchange(rank: Rank) -> Effects[None]:
     rank.received = None
     if rank.config.pp_size == 1:
         rank.received = _own_output(rank)
+    elif rank.config.exchange_order == "paired":
+        # Two stages, one submission where there is something to send and to receive (protocol.md 3.4).
+        yield from _send_output(rank, paired=_awaited_output(rank) is not None)
+        yield from _receive_output(rank)
     elif rank.hooks.sends_first(rank.config.exchange_order, rank.config.pp_rank):
         yield from _send_output(rank)
         yield from _receive_output(rank)
@@ -216,7 +221,7 @@ def _release(rank: Rank) -> Output | None:
     return rank.last_rank_comm_queue.popleft()
 
 
-def _send_output(rank: Rank) -> Effects[None]:
+def _send_output(rank: Rank, paired: bool = False) -> Effects[None]:
     message = rank.pp_outputs
     if rank.config.is_last:
         released = _release(rank)
@@ -224,20 +229,25 @@ def _send_output(rank: Rank) -> Effects[None]:
         skipped = launched is not None and launched.forward.skip_output_comm
         message = None if skipped else released
     if message is not None:
-        rank.send_output_work.append((yield from rank.link.send(rank.link.next, message)))
+        rank.send_output_work.append((yield from rank.link.send(rank.link.next, message, paired)))
+
+
+def _awaited_output(rank: Rank) -> LaunchedBatch | None:
+    """The batch of slot n whose output comes in this exchange: decided from shared state only (invariant 33)."""
+    slot = rank.scheduler.slots.to_harvest(rank.iteration)
+    launched = slot.launched if slot.in_flight else None
+    return None if launched is None or launched.forward.skip_output_comm else launched
 
 
 def _receive_output(rank: Rank) -> Effects[None]:
-    slot = rank.scheduler.slots.to_harvest(rank.iteration)
-    if not slot.in_flight or slot.launched is None or slot.launched.forward.skip_output_comm:
+    launched = _awaited_output(rank)
+    if launched is None:
         return
-    link, launched = rank.link, slot.launched
-    rank.received = yield from link.receive(Output, link.prev, Lane.TENSOR, launched.iteration, slot.index)
+    link, slot = rank.link, launched.forward.slot
+    rank.received = yield from link.receive(Output, link.prev, Lane.TENSOR, launched.iteration, slot)
     expected = len(launched.requests)
     if rank.received.num_rows != expected:
-        raise shape_error(
-            link.rank_id, rank.iteration, slot.index, "output", expected, rank.received.num_rows, link.prev
-        )
+        raise shape_error(link.rank_id, rank.iteration, slot, "output", expected, rank.received.num_rows, link.prev)
 
 
 def _send_hidden(rank: Rank) -> Effects[None]:

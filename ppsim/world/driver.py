@@ -108,9 +108,9 @@ class SimulatedRank:
     def _send(self, effect: fx.Send) -> Any:
         network = self.setting.network
         message = effect.message
-        if isinstance(message, Hidden | Output) and network.links.send == "rendezvous":
+        if isinstance(message, Hidden | Output) and network.links.send == "rendezvous" and not effect.paired:
             return self._send_blocking(effect)
-        work = network.post(self.rank_id, effect.dst, message, self.now, self.streams)
+        work = network.post(self.rank_id, effect.dst, message, self.now, self.streams, effect.paired)
         self._wake_receiver(effect.dst, message.lane)
         return work
 
@@ -125,7 +125,7 @@ class SimulatedRank:
             self.waits_for = effect.dst
             return BLOCKED
         self.now = max(self.now, parcel.posted_ns)
-        if parcel.arrival_ns == 0 and parcel.sent_until_ns == 0:
+        if not parcel.under_way:
             network.transfer(parcel, self.now, self.streams)
             self.setting.ranks[effect.dst].wake()
         return self.pending_work
@@ -143,8 +143,11 @@ class SimulatedRank:
             return BLOCKED
         if parcel.posted_ns is None:
             parcel.posted_ns = self.now
-            self.setting.ranks[effect.src].wake()
-        if parcel.payload is not None and network.links.send == "rendezvous" and parcel.sent_until_ns == 0:
+            sender = self.setting.ranks[effect.src]
+            if parcel.paired_ns is not None:
+                network.transfer(parcel, max(self.now, parcel.paired_ns), sender.streams)
+            sender.wake()
+        if parcel.payload is not None and network.links.send == "rendezvous" and not parcel.under_way:
             self.waits_for = effect.src
             return BLOCKED
         network.take(effect.src, self.rank_id, effect.lane)

@@ -32,6 +32,8 @@ class Parcel:
     arrival_ns: int = 0  # its payload is at the receiver
     sent_until_ns: int = 0  # the sender's buffer is read until then
     posted_ns: int | None = None  # the receiver asked for it
+    under_way: bool = False  # its payload transfer has begun; a rendezvous begins when both sides are there
+    paired_ns: int | None = None  # rendezvous submitted together with a receive: ready since then, blocks nobody
 
 
 @dataclass(slots=True)
@@ -51,7 +53,7 @@ class Network:
         us = self.links.latency_us if self.links.control_latency_us is None else self.links.control_latency_us
         return round(us * NS_PER_US)
 
-    def post(self, src: int, dst: int, message: Message, host_ns: int, streams: Streams) -> int:
+    def post(self, src: int, dst: int, message: Message, host_ns: int, streams: Streams, paired: bool = False) -> int:
         """Put a message on its way at the sender's host time; the reply is its work handle."""
         if message.lane is Lane.START:  # the run's time begins when the ranks have agreed
             parcel = Parcel(src, dst, message, host_ns)
@@ -63,6 +65,8 @@ class Network:
             parcel.payload = message.payload
             if self.links.send == "eager":
                 self.transfer(parcel, host_ns, streams)
+            elif paired:
+                parcel.paired_ns = host_ns
         self.queues.setdefault((src, dst, message.lane), deque()).append(parcel)
         self.num_sent += 1
         self.works[self.num_sent] = parcel
@@ -72,6 +76,7 @@ class Network:
         """Send the payload: after what produces it, behind what ``links.order`` says, for bytes over bandwidth."""
         payload, message = parcel.payload, parcel.message
         assert payload is not None
+        parcel.under_way = True
         start = max(earliest_ns, payload.ready_ns)
         if self.links.order == "stream":
             start = max(start, streams.comm_free)

@@ -1,0 +1,86 @@
+"""Small scenarios by dotted keys, and what the tests read from a run. No expectation is computed here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ppsim.recording import Recording
+from ppsim.scenario.check import check_scenario
+from ppsim.scenario.load import put, validate
+from ppsim.scenario.tree import Scenario
+from ppsim.world import SimulationResult, simulate
+
+MS = 1_000_000  # ns
+
+UNIT: dict[str, Any] = {
+    "name": "test",
+    "cluster.pp_size": 2,
+    "scheduler.chunked_prefill_size": 4,
+    "scheduler.max_total_tokens": 4096,
+    "scheduler.max_running_requests": 64,
+    "scheduler.pp_max_micro_batch_size": 1,
+    "cost.source": "unit",
+    "cost.unit_ms": 1.0,
+    "workload.source": "requests",
+    "workload.requests": [{"rid": "R1", "prompt": 4, "output": 1, "ignore_eos": True}],
+}
+"""One millisecond a stage and batch, free links and hosts, one request of one chunk."""
+
+
+def scenario(changes: Mapping[str, Any] | None = None, base: Mapping[str, Any] = UNIT) -> Scenario:
+    """The base with some dotted keys changed; checked like one from a file."""
+    raw: dict[str, Any] = {}
+    for key, value in {**base, **(changes or {})}.items():
+        put(raw, key, value)
+    made = validate(raw)
+    check_scenario(made)
+    return made
+
+
+def run(changes: Mapping[str, Any] | None = None, base: Mapping[str, Any] = UNIT, **options: Any) -> SimulationResult:
+    """Simulate the changed base."""
+    return simulate(scenario(changes, base), **options)
+
+
+def passed(changes: Mapping[str, Any] | None = None, base: Mapping[str, Any] = UNIT, **options: Any) -> Recording:
+    """The recording of a run whose verdict must be pass."""
+    result = run(changes, base, **options)
+    assert result.verdict.kind == "pass", result.verdict.message
+    return result.recording
+
+
+def requests(num: int, *, prompt: int = 4, output: int = 1, **more: Any) -> list[dict[str, Any]]:
+    """R1..Rnum, alike, read in iteration 0."""
+    return [{"rid": f"R{n + 1}", "prompt": prompt, "output": output, "ignore_eos": True, **more} for n in range(num)]
+
+
+def tokens_of(recording: Recording) -> dict[str, tuple[int, ...]]:
+    """What the clients got: all tokens of each request, in order."""
+    found: dict[str, tuple[int, ...]] = {}
+    for reply in recording.replies:
+        found[reply.rid] = found.get(reply.rid, ()) + reply.token_ids
+    return found
+
+
+def launches(recording: Recording, rank: int = 0) -> dict[str, list[int]]:
+    """Iterations in which each request has a piece in the rank's batch."""
+    found: dict[str, list[int]] = {}
+    for decision in recording.decisions[rank]:
+        for rid, _, _ in decision.pieces:
+            found.setdefault(rid, []).append(decision.iteration)
+    return found
+
+
+def deliveries(recording: Recording, rank: int = 0) -> dict[str, dict[int, int]]:
+    """For each request: iteration in which the rank delivers its n-th token, by n."""
+    found: dict[str, dict[int, int]] = {}
+    for harvest in recording.harvests[rank]:
+        for rid, n in harvest.delivered:
+            found.setdefault(rid, {})[n] = harvest.iteration
+    return found
+
+
+def forward_starts(recording: Recording, rank: int) -> dict[int, int]:
+    """Start of the forward pass of each iteration, in ns."""
+    return {span.iteration: span.start_ns for span in recording.spans[rank] if span.stream == "forward"}
