@@ -72,12 +72,12 @@ def row(*checks: Check) -> Check:
 
 
 def setting(value: Any) -> object:
-    """The value of an input's further field: a scalar, or an array of integers as a tuple."""
+    """The value of an input's further field: a scalar, or an array of scalars as a tuple."""
     if isinstance(value, list):
-        return tuple([integer(item) for item in value])
+        return tuple([setting(item) for item in value])
     if value is None or isinstance(value, str | int | bool):
         return value
-    raise TypeError("a scalar or an array of integers")
+    raise TypeError("a scalar or an array of scalars")
 
 
 def input_row(value: Any) -> InputRecord:

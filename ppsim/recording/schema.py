@@ -9,6 +9,7 @@ So digests and ``ppsim diff`` leave the times out, and summaries and pictures ne
 
 from __future__ import annotations
 
+from dataclasses import fields
 from hashlib import blake2b
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -37,7 +38,7 @@ class InputRecord(NamedTuple):
     them again and holds them against ``prompt_digest``. ``fields`` are the remaining fields of the input, by name.
     """
 
-    kind: str  # new | abort | flush | shutdown
+    kind: str  # new | abort | flush | shutdown, or the name of the type
     rid: str
     num_prompt_tokens: int
     prompt_digest: str
@@ -106,30 +107,24 @@ class Verdict(NamedTuple):
     rid: str | None = None
 
 
+INPUT_KINDS: dict[type, str] = {NewRequest: "new", AbortReq: "abort", FlushCache: "flush", Shutdown: "shutdown"}
+
 PASS = Verdict("pass", 0)
 
 
 def input_record(item: Input) -> InputRecord:
-    """The record of one replicated input."""
-    match item:
-        case NewRequest():
-            fields = (
-                ("max_new_tokens", item.max_new_tokens),
-                ("stop_token_ids", item.stop_token_ids),
-                ("ignore_eos", item.ignore_eos),
-                ("return_logprob", item.return_logprob),
-                ("priority", item.priority),
-                ("grammar", item.grammar),
-                ("room", item.room),
-            )
-            return InputRecord("new", item.rid, count(item.prompt), prompt_digest(item.prompt), fields)
-        case AbortReq():
-            return InputRecord("abort", item.rid, 0, "", (("abort_all", item.abort_all), ("reason", item.reason)))
-        case FlushCache():
-            return InputRecord("flush", "", 0, "", ())
-        case Shutdown():
-            return InputRecord("shutdown", "", 0, "", ())
-    raise TypeError(f"{type(item).__name__} is not a replicated input (NewRequest, AbortReq, FlushCache, Shutdown)")
+    """The record of one replicated input: all of its fields, whatever they are, and of a prompt its digest."""
+    rid, prompt, rest = "", b"", []
+    for field in fields(item):
+        value = getattr(item, field.name)
+        if field.name == "rid":
+            rid = value
+        elif field.name == "prompt":
+            prompt = value
+        else:
+            rest.append((field.name, value))
+    kind = INPUT_KINDS.get(type(item), type(item).__name__)
+    return InputRecord(kind, rid, count(prompt), prompt_digest(prompt) if prompt else "", tuple(rest))
 
 
 def prompt_digest(prompt: bytes) -> str:

@@ -23,7 +23,7 @@ from typing import Any
 
 from ppsim.recording.digest import digests_of
 from ppsim.recording.record import Recording
-from ppsim.recording.schema import Span, Verdict
+from ppsim.recording.schema import Span, TimedReply, Verdict
 
 NS_PER_S = 1_000_000_000
 
@@ -44,7 +44,7 @@ class Life:
 def summarize(recording: Recording, verdict: Verdict) -> dict[str, Any]:
     """The summary, ready for JSON."""
     digests = digests_of(recording)
-    lives = list(request_lives(recording).values())
+    lives = request_lives(recording)
     finished = [life for life in lives if life.status == "finished"]
     makespan_ns = makespan(recording)
     stages = [stage_times(recording, pp_rank) for pp_rank in range(recording.pp_size)]
@@ -88,32 +88,35 @@ def summarize(recording: Recording, verdict: Verdict) -> dict[str, Any]:
 # --- requests --------------------------------------------------------------------------------------------------
 
 
-def request_lives(recording: Recording) -> dict[str, Life]:
-    """Every request that arrived, was read or was answered, in that order."""
-    lives: dict[str, Life] = {}
-
-    def life_of(rid: str) -> Life:
-        return lives.setdefault(rid, Life(rid))
-
+def request_lives(recording: Recording) -> list[Life]:
+    """Every request that arrived or was read. Two with one id are two lives: the second is the one that is refused."""
+    lives: dict[str, list[Life]] = {}
     for arrival in recording.arrivals:
-        life = life_of(arrival.rid)
-        life.arrived_ns, life.num_prompt_tokens = arrival.at_ns, arrival.num_prompt_tokens
+        life = Life(arrival.rid, arrival.num_prompt_tokens, arrived_ns=arrival.at_ns)
+        lives.setdefault(arrival.rid, []).append(life)
     for ingested in recording.ingestions:
         for item in ingested.inputs:
             if item.kind == "new":
-                life = life_of(item.rid)
-                life.num_prompt_tokens = item.num_prompt_tokens
-                if life.read_ns is None:
-                    life.read_ns = ingested.time_ns
+                mine = lives.setdefault(item.rid, [])
+                unread = next((life for life in mine if life.read_ns is None), None)
+                if unread is None:
+                    unread = Life(item.rid, item.num_prompt_tokens)
+                    mine.append(unread)
+                unread.read_ns = ingested.time_ns
     for reply in recording.replies:
-        life = life_of(reply.rid)
-        # A terminal reply repeats the count; tokens that no streamed reply had are delivered with it.
-        seen = len(life.token_ns)
-        new = len(reply.token_ids) if reply.status == "token" else max(0, reply.num_output_tokens - seen)
-        life.token_ns.extend([reply.time_ns] * new)
-        if reply.status != "token" and life.status == "open":
-            life.ended_ns, life.status = reply.time_ns, reply.status
-    return lives
+        still_open = [life for life in lives.get(reply.rid, ()) if life.status == "open"]
+        if still_open:  # a reply about something else (a flush) is no request's
+            answer(still_open[-1 if reply.status == "refused" else 0], reply)
+    return [life for mine in lives.values() for life in mine]
+
+
+def answer(life: Life, reply: TimedReply) -> None:
+    """What a reply adds. A terminal one repeats the count: tokens that no streamed reply had are delivered with it."""
+    seen = len(life.token_ns)
+    new = len(reply.token_ids) if reply.status == "token" else max(0, reply.num_output_tokens - seen)
+    life.token_ns.extend([reply.time_ns] * new)
+    if reply.status != "token":
+        life.ended_ns, life.status = reply.time_ns, reply.status
 
 
 def first_token_times(lives: Iterable[Life]) -> list[int]:

@@ -11,6 +11,8 @@ import numpy
 import pytest
 
 from ppsim.core.effects import Reply
+from ppsim.core.messages import FlushCache, NewRequest
+from ppsim.core.tokens import pack
 from ppsim.recording import PASS, Recording, Verdict
 from ppsim.recording.schema import Span
 from ppsim.recording.summary import covered_ns, percentile, statistics, summarize
@@ -137,3 +139,21 @@ def test_the_mean_is_of_integers_so_that_the_order_of_requests_does_not_matter()
     values = [rng.randrange(10**12) for _ in range(1000)]
     assert statistics(values) == statistics(values[::-1])
     assert statistics(values)["mean"] == sum(values) / (1000 * S)
+
+
+def test_a_second_request_with_the_same_id_is_a_request_of_its_own() -> None:
+    recording = Recording(1)
+    recording.arrival("r", 0, 4, 2)
+    recording.arrival("r", 1 * S, 9, 2)
+    recording.ingested(0, (NewRequest("r", pack(range(4)), 2),), 0)
+    recording.reply(1 * S, Reply("r", "token", (1,), 1))
+    recording.ingested(1, (NewRequest("r", pack(range(9)), 2), FlushCache()), 2 * S)
+    recording.reply(2 * S, Reply("r", "refused", reason="the id is in use"))
+    recording.reply(2 * S, Reply("flush", "refused", reason="busy"))
+    recording.reply(3 * S, Reply("r", "finished", (2,), 2))
+    summary = summarize(recording, PASS)
+    counts = [summary[f"num_{what}"] for what in ("requests", "finished", "refused", "aborted")]
+    assert counts == [2, 1, 1, 0]
+    assert summary["input_tokens"] == 4
+    assert summary["tpot_s"] == same(2.0)
+    assert summary["ttft_from_read_s"] == same(1.0)
