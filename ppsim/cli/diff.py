@@ -9,7 +9,7 @@ import typer
 
 from ppsim.cli.guard import guarded
 from ppsim.cli.options import RUN_HELP, JsonOption
-from ppsim.errors import EXIT_PASS, EXIT_SAFETY
+from ppsim.errors import EXIT_PASS, EXIT_SAFETY, UsageError
 
 if TYPE_CHECKING:
     from ppsim.recording import Recording
@@ -18,29 +18,40 @@ if TYPE_CHECKING:
 A = Annotated[str, typer.Argument(metavar="A", help=RUN_HELP)]
 B = Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.")]
 TimesOption = Annotated[bool, typer.Option("--times", help="Compare times too, once all else is equal.")]
+DecisionsOption = Annotated[
+    bool, typer.Option("--decisions", help="Compare the decisions only: for two worlds that sample their own tokens.")
+]
 
 
 @guarded
-def diff(a: A, b: B, times: TimesOption = False, as_json: JsonOption = False) -> int:
+def diff(
+    a: A, b: B, times: TimesOption = False, decisions: DecisionsOption = False, as_json: JsonOption = False
+) -> int:
     """Name the first record in which two runs differ. Exit code 0 if they agree, 1 if not."""
     from ppsim.recording.diff import first_difference
     from ppsim.recording.folder import open_run
 
+    if times and decisions:
+        raise UsageError("--times and --decisions exclude each other")
     left, right = open_run(a), open_run(b)
-    found = first_difference(left, right, times=times)
+    found = first_difference(left, right, times=times, decisions_only=decisions)
     if as_json:
         print(json.dumps(difference_json(found), allow_nan=False))
     else:
-        print(equal_text(left, times) if found is None else difference_text(found, a, b))
+        print(equal_text(left, times, decisions) if found is None else difference_text(found, a, b))
     return EXIT_PASS if found is None else EXIT_SAFETY
 
 
-def equal_text(recording: Recording, times: bool) -> str:
-    from ppsim.recording.digest import run_digest
+def equal_text(recording: Recording, times: bool, decisions_only: bool) -> str:
+    from ppsim.recording.digest import digests_of
 
-    decisions = sum(len(records) for records in recording.decisions)
+    digests = digests_of(recording)
+    num_decisions = sum(len(records) for records in recording.decisions)
+    if decisions_only:
+        listed = " ".join(dict.fromkeys(digests.decisions))
+        return f"equal: {num_decisions} decisions of {recording.num_ranks} ranks, digest of the ranks {listed}"
     what = "decisions, tokens, replies and times" if times else "decisions, tokens and replies"
-    return f"equal: {what} of {recording.num_ranks} ranks, {decisions} decisions, digest {run_digest(recording)}"
+    return f"equal: {what} of {recording.num_ranks} ranks, {num_decisions} decisions, digest {digests.run}"
 
 
 def difference_text(found: Difference, a: str, b: str) -> str:

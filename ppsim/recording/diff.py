@@ -66,12 +66,19 @@ SAMPLED = Kind("sampled", Sampled._fields, tuple)
 REPLY = Kind("reply", TimedReply._fields[1:], lambda r: tuple(r)[1:], lambda r: None)
 
 
-def first_difference(left: Recording, right: Recording, *, times: bool = False) -> Difference | None:
-    """None where the runs agree; see the module's rule for which difference is the first."""
+def first_difference(
+    left: Recording, right: Recording, *, times: bool = False, decisions_only: bool = False
+) -> Difference | None:
+    """None where the runs agree; see the module's rule for which difference is the first.
+
+    ``decisions_only`` is for two worlds that sampled their own tokens: what was scheduled, and the state it left.
+    """
     if shape(left) != shape(right):
         return Difference("header", None, None, None, "(pp_size, tp_replicas)", shape(left), shape(right))
     found = list(logical_differences(left, right))
-    if not found and times:
+    if decisions_only:
+        found = [difference for difference in found if difference.kind == DECISION.name]
+    if times and not found:
         found = list(time_differences(left, right))
     return min(found, key=logical_place, default=None)
 

@@ -170,6 +170,7 @@ BAD_INPUT = [
     (["show", "scenario.toml"], "scenario.toml:1: is not a recording"),
     (["diff", "nothing", "nothing"], "run 'nothing' does not exist"),
     (["diff", "nothing"], "Missing argument 'B'"),
+    (["diff", "a", "b", "--times", "--decisions"], "--times and --decisions exclude each other"),
     (["plot", "nothing"], "run 'nothing' does not exist"),
     (["list", "everything"], "everything"),
     (["exec", "nosuch"], "unknown scenario"),
@@ -254,6 +255,7 @@ def test_diff_names_the_first_record_in_which_two_runs_differ() -> None:
     assert same.exit_code == 0
     assert same.stdout.startswith("equal: decisions, tokens and replies of 4 ranks")
     assert json.loads(ppsim("diff", "a", "b", "--json").stdout) == {"equal": True}
+    assert ppsim("diff", "a", "b", "--decisions").stdout.startswith("equal: 28 decisions of 4 ranks")
     other = ppsim("diff", "a", "c")
     assert other.exit_code == 1
     assert other.stdout.startswith("different: first in the ingested record of rank 0, iteration 0")

@@ -126,3 +126,15 @@ def test_every_kind_of_time_is_compared(change: Callable[[Recording], object], f
     found = first_difference(two_requests(), slower, times=True)
     assert found is not None
     assert (found.kind, found.field) == ("time", field)
+
+
+def test_two_worlds_with_their_own_tokens_are_compared_by_decisions_only() -> None:
+    other = two_requests()
+    other.samples.clear()
+    other.replies = [reply._replace(token_ids=(9,) * len(reply.token_ids)) for reply in other.replies]
+    assert first_difference(two_requests(), other) is not None
+    assert first_difference(two_requests(), other, decisions_only=True) is None
+    other.decisions[1].pop()
+    found = first_difference(two_requests(), other, decisions_only=True)
+    assert found is not None
+    assert (found.kind, found.rank, found.iteration) == ("decision", 1, 3)
