@@ -98,18 +98,21 @@ def pad(plans: list[Floats]) -> tuple[Floats, Ints]:
 class HostAndLink:
     """What a rank's CPU and the links add, in the unit of the times; scalars or arrays over configurations.
 
-    ``control_latency`` is paid by request lists, metadata and outputs, ``latency`` by tensors; ``commit``: the sends of
-    the last visit are awaited (protocol.md 3.1); ``after_harvest``: hidden states leave after the harvest (1.3).
+    ``control_latency`` is paid by request lists and metadata, ``latency`` by tensors. ``commit``: which sends of the last
+    visit the CPU waits for ("all", "requests", "none"; protocol.md 3.1). ``after_harvest``: hidden states leave after
+    the harvest, else after the outputs were exchanged. Without ``comm_overlap`` a forward waits for the sends committed
+    before it. Keys of the same names, or nearly, are in the scenario.
     """
 
     schedule: npt.ArrayLike = 0.0
     process: npt.ArrayLike = 0.0
     latency: npt.ArrayLike = 0.0
     control_latency: npt.ArrayLike = 0.0
-    commit: bool = True
+    output_transfer: npt.ArrayLike = 0.0
+    commit: str = "all"
     after_harvest: bool = True
-    comm_overlap: bool = True
-    empty_visit_free: bool = False
+    comm_overlap: bool = False
+    free_empty_visit: bool = False
 
 
 def slot_loop(
@@ -136,6 +139,8 @@ class _Loop:
     A visit falls into two halves, which are evaluated in an order that respects every wait:
         first   ingest, commit, schedule, receive hidden states, (depth 0: launch,) send the output on
         second  receive the output of slot n, (depth > 0: launch,) harvest it, send the hidden states
+    A rank's sends, hidden states and outputs alike, go over one link in the order of their posting, and each waits there
+    until its own tensor is ready.
     """
 
     def __init__(
@@ -148,13 +153,17 @@ class _Loop:
         real = self.num_chunks if num_chunks is None else np.asarray(num_chunks, dtype=np.int64)
         self.real = np.broadcast_to(np.asarray(real), self.lead)
         self.loop = self.num_stages + depth
+        self.last = self.num_stages - 1
+        alone = self.num_stages == 1
+        self.control = np.asarray(0.0 if alone else cost.control_latency, dtype=np.float64)
+        self.latency = np.asarray(0.0 if alone else cost.latency, dtype=np.float64)
         shape = (self.num_stages, self.num_chunks + self.loop, *self.lead)
-        self.cpu = np.zeros((self.num_stages, *self.lead))
-        self.gpu = np.zeros_like(self.cpu)
-        self.wire = np.zeros_like(self.cpu)  # when the rank's link is free again
-        self.ingested, self.requests, self.meta_sent, self.meta_got = (np.zeros(shape) for _ in range(4))
-        self.hidden, self.sent, self.end = (np.zeros(shape) for _ in range(3))
-        self.output_sent, self.output_ready, self.output_got = (np.zeros(shape) for _ in range(3))
+        self.cpu, self.gpu, self.wire, self.fence = (np.zeros((self.num_stages, *self.lead)) for _ in range(4))
+        # by (rank, iteration): list asked for and sent; hidden states' metadata asked for and sent, their arrival, end of
+        # their send. By (rank, batch): end of the forward; output asked for, its metadata sent, arrival, end of its send.
+        self.list_asked, self.list_sent, self.meta_asked, self.meta_sent = (np.zeros(shape) for _ in range(4))
+        self.hidden_at, self.hidden_sent, self.end, self.output_asked = (np.zeros(shape) for _ in range(4))
+        self.output_meta, self.output_at, self.output_sent = (np.zeros(shape) for _ in range(3))
         self.harvested = np.zeros((*self.lead, self.num_chunks))
 
     def run(self) -> Floats:
@@ -172,72 +181,74 @@ class _Loop:
         return iter(sorted(visits, key=lambda v: (4 * p * v[2] + (4 * p - 2) * v[1] + 2 * p * v[0], v)))
 
     def _first_half(self, k: int, i: int) -> None:
-        now, last = self.cpu[k], self.num_stages - 1
-        control = np.asarray(self.cost.control_latency, dtype=np.float64)
+        now = self.cpu[k]
+        self.list_asked[k, i] = now
         if k:
-            now = np.maximum(now, self.requests[k - 1, i] + control)
-        self.ingested[k, i] = now
-        if self.cost.commit and k < last and i:
-            now = np.maximum(now, self.ingested[k + 1, i - 1])
-        self.requests[k, i] = now
-        busy = i < self.num_chunks
-        if busy or not self.cost.empty_visit_free:
+            now = np.maximum(now, self.list_sent[k - 1, i] + self.control)
+        if self.cost.commit != "none" and k < self.last and i:
+            now = np.maximum(now, self.list_asked[k + 1, i - 1])
+        self.list_sent[k, i] = now
+        if i < self.num_chunks or not self.cost.free_empty_visit:
             now = now + np.asarray(self.cost.schedule)
-        if busy and k:
-            now = np.maximum(now, self.meta_sent[k - 1, i] + control)
-        self.meta_got[k, i] = now
+        self.meta_asked[k, i] = now
+        if k and i < self.num_chunks:
+            now = np.maximum(now, self.meta_sent[k - 1, i] + self.control)
         if not self.depth:
             now = self._launch(k, i, now)
-        self._send_output(k, i, now)
-        self.cpu[k] = now
+        self.cpu[k] = self._send_output(k, i, now)
 
     def _launch(self, k: int, i: int, now: Floats) -> Floats:
         """Commit the hidden states of the last visit, then start the forward; returns the CPU's clock."""
-        if i >= self.num_chunks:
-            return now
-        if self.cost.commit and k < self.num_stages - 1 and i:
-            now = np.maximum(now, self.meta_got[k + 1, i - 1])
-        start = np.maximum(self.gpu[k], now)
-        if k:
-            start = np.maximum(start, self.hidden[k - 1, i])
-        if not self.cost.comm_overlap and i:
-            start = np.maximum(start, self.sent[k, i - 1])
-        self.end[k, i] = self.gpu[k] = start + self.times[..., i, k]
+        if k < self.last and 0 < i <= self.num_chunks:
+            if self.cost.commit == "all":
+                now = np.maximum(now, self.meta_asked[k + 1, i - 1])
+            self.fence[k] = np.maximum(self.fence[k], self.hidden_sent[k, i - 1])
+        if i < self.num_chunks:
+            start = np.maximum(self.gpu[k], now)
+            if k:
+                start = np.maximum(start, self.hidden_at[k - 1, i])
+            if not self.cost.comm_overlap:
+                start = np.maximum(start, self.fence[k])
+            self.end[k, i] = self.gpu[k] = start + self.times[..., i, k]
         return now
 
-    def _send_output(self, k: int, i: int, now: Floats) -> None:
-        """The last rank sends the batch of ``depth`` visits ago, the others pass on what the last visit received."""
-        last = self.num_stages - 1
-        batch = i - self.depth if k == last else i - self.loop
+    def _posted(self, k: int, i: int) -> int:
+        """The batch whose output rank k sends in iteration i: the last rank's of ``depth`` visits ago, else the one that
+        the last visit received."""
+        return i - self.depth if k == self.last else i - self.loop
+
+    def _send_output(self, k: int, i: int, now: Floats) -> Floats:
+        """Commit the output sent in the last exchange, then send the next one."""
+        before, batch = self._posted(k, i - 1), self._posted(k, i)
+        if 0 <= before < self.num_chunks and self.last:
+            if self.cost.commit == "all":
+                now = np.maximum(now, self.output_asked[(k + 1) % self.num_stages, before])
+            self.fence[k] = np.maximum(self.fence[k], self.output_sent[k, before])
         if 0 <= batch < self.num_chunks:
-            self.output_sent[k, batch] = now
-            ready = self.end[k, batch] if k == last else self.output_got[k, batch]
-            self.output_ready[k, batch] = np.maximum(ready, now)
+            ready = self.end[k, batch] if k == self.last else self.output_at[k, batch]
+            self.output_meta[k, batch] = now
+            left = np.maximum(np.maximum(ready, now), self.wire[k])
+            self.wire[k] = self.output_sent[k, batch] = left + (self.cost.output_transfer if self.last else 0.0)
+        return now
 
     def _receive_output(self, k: int, i: int, now: Floats) -> Floats:
         batch = i - self.loop + 1
         if not 0 <= batch < self.num_chunks:
             return now
         source = (k - 1) % self.num_stages
-        alone = self.num_stages == 1
-        control = 0.0 if alone else np.asarray(self.cost.control_latency, dtype=np.float64)
-        latency = 0.0 if alone else np.asarray(self.cost.latency, dtype=np.float64)
-        self.output_got[k, batch] = self.output_ready[source, batch] + latency
-        return np.asarray(np.maximum(now, self.output_sent[source, batch] + control))
+        self.output_asked[k, batch] = now
+        self.output_at[k, batch] = self.output_sent[source, batch] + self.latency
+        return np.asarray(np.maximum(now, self.output_meta[source, batch] + self.control))
 
     def _second_half(self, k: int, i: int) -> None:
-        now, batch = self.cpu[k], i - self.loop + 1
-        if not self.depth and not self.cost.after_harvest:
-            self._send_hidden(k, i, now)
-        now = self._receive_output(k, i, now)
+        now, batch = self._receive_output(k, i, self.cpu[k]), i - self.loop + 1
         if self.depth:
             now = self._launch(k, i, now)
-            if not self.cost.after_harvest:
-                self._send_hidden(k, i, now)
+        if not self.cost.after_harvest:
+            self._send_hidden(k, i, now)
         if 0 <= batch < self.num_chunks:
-            now = np.maximum(now, self.output_got[k, batch])
-            processed = now + np.asarray(self.cost.process)
-            now = np.where(batch < self.real, processed, now)
+            now = np.maximum(now, self.output_at[k, batch])
+            now = np.where(batch < self.real, now + np.asarray(self.cost.process), now)
             if k == 0:
                 self.harvested[..., batch] = now
         if self.cost.after_harvest:
@@ -245,9 +256,9 @@ class _Loop:
         self.cpu[k] = now
 
     def _send_hidden(self, k: int, i: int, now: Floats) -> None:
-        if i >= self.num_chunks or k == self.num_stages - 1:
+        if i >= self.num_chunks or k == self.last:
             return
         self.meta_sent[k, i] = now
-        leaves = np.maximum(np.maximum(self.end[k, i], now), self.wire[k])
-        self.wire[k] = self.sent[k, i] = leaves + self.transfer[..., i]
-        self.hidden[k, i] = self.sent[k, i] + np.asarray(self.cost.latency, dtype=np.float64)
+        left = np.maximum(np.maximum(self.end[k, i], now), self.wire[k])
+        self.wire[k] = self.hidden_sent[k, i] = left + self.transfer[..., i]
+        self.hidden_at[k, i] = self.hidden_sent[k, i] + self.latency
