@@ -12,7 +12,7 @@ differently on two ranks (bugs.md B06). Children are kept in insertion order; no
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
 from ppsim.core.errors import PoolError
 from ppsim.core.hooks import Hooks
@@ -53,6 +53,7 @@ class RadixCache:
         self.evictable_tokens = 0
         self.protected_tokens = 0
         self._next_id = 1
+        self._num_live = 0  # nodes in the tree, without the root
         self._heap: list[tuple[int, int, Node]] = []
         self.root = Node(0, b"", [], None, lock_ref=1)
 
@@ -95,6 +96,7 @@ class RadixCache:
             rest = key[found.num_tokens * WIDTH :]
             leaf = Node(self._next_id, rest, own, found.node, last_access=self.hooks.access_stamp(self.clock))
             self._next_id += 1
+            self._num_live += 1
             found.node.children[rest[: self.page_bytes]] = leaf
             self.evictable_tokens += len(rest) // WIDTH
             self._offer(leaf)
@@ -130,8 +132,7 @@ class RadixCache:
         freed = 0
         while freed < num_pages and self._heap:
             key, _, node = heappop(self._heap)
-            stale = node.parent is None or node.children or node.lock_ref or key != self.hooks.eviction_key(node)
-            if stale:
+            if self._is_stale(key, node):
                 continue
             self.pool.release(node.pages)
             freed += len(node.pages)
@@ -175,6 +176,17 @@ class RadixCache:
         """Make a node a candidate for eviction; entries that have become untrue are skipped when they come up."""
         if not node.children and node.lock_ref == 0:
             heappush(self._heap, (self.hooks.eviction_key(node), node.node_id, node))
+            if len(self._heap) > 64 + 4 * self._num_live:
+                self._drop_stale()
+
+    def _is_stale(self, key: int, node: Node) -> bool:
+        return node.parent is None or bool(node.children) or node.lock_ref > 0 or key != self.hooks.eviction_key(node)
+
+    def _drop_stale(self) -> None:
+        """A cache that is hit for ever and never evicts must not grow a list of outdated candidates."""
+        entries = {node.node_id: (key, at, node) for key, at, node in self._heap if not self._is_stale(key, node)}
+        self._heap = list(entries.values())
+        heapify(self._heap)
 
     def _move(self, node: Node, *, to_protected: bool) -> None:
         num_tokens = len(node.key) // WIDTH
@@ -190,6 +202,7 @@ class RadixCache:
             self._next_id, child.key[:at_byte], child.pages[:page], parent, lock_ref=child.lock_ref, last_access=stamp
         )
         self._next_id += 1
+        self._num_live += 1
         parent.children[upper.key[: self.page_bytes]] = upper
         child.key, child.pages, child.parent = child.key[at_byte:], child.pages[page:], upper
         upper.children[child.key[: self.page_bytes]] = child
@@ -202,5 +215,6 @@ class RadixCache:
         self.evictable_tokens -= len(node.key) // WIDTH
         del parent.children[node.key[: self.page_bytes]]
         node.parent = None
+        self._num_live -= 1
         if parent is not self.root:
             self._offer(parent)

@@ -1,0 +1,94 @@
+"""The page pool against a naive model: a list of holders for each page and a list of free pages."""
+
+from __future__ import annotations
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from ppsim.core.errors import PoolError
+from ppsim.core.pool import Pool
+
+
+class PoolAgainstHolderLists(RuleBasedStateMachine):
+    """A grant is what one holder has; a page is free when no grant contains it."""
+
+    @initialize(num_tokens=st.integers(1, 40), page_size=st.sampled_from([1, 2, 3, 8]))
+    def start(self, num_tokens: int, page_size: int) -> None:
+        self.pool = Pool(num_tokens, page_size)
+        self.num_pages = num_tokens // page_size
+        self.page_size = page_size
+        self.free = list(range(1, self.num_pages + 1))
+        self.grants: list[list[int]] = []
+
+    def held(self, page: int) -> int:
+        return sum(grant.count(page) for grant in self.grants)
+
+    @rule(num_pages=st.integers(0, 12))
+    def alloc(self, num_pages: int) -> None:
+        if num_pages > len(self.free):
+            with pytest.raises(PoolError, match=f"{num_pages} pages asked for, {len(self.free)} of {self.num_pages}"):
+                self.pool.alloc(num_pages)
+            return
+        got = self.pool.alloc(num_pages)
+        assert got == self.free[:num_pages], "first in, first out"
+        self.free = self.free[num_pages:]
+        self.grants.append(got)
+
+    @precondition(lambda self: self.grants)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        grant = data.draw(st.sampled_from(self.grants))
+        part = grant[: data.draw(st.integers(0, len(grant)))]
+        self.pool.share(part)
+        self.grants.append(list(part))
+
+    @precondition(lambda self: self.grants)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        grant = self.grants.pop(data.draw(st.integers(0, len(self.grants) - 1)))
+        self.pool.release(grant)
+        self.free += [page for page in grant if self.held(page) == 0]
+
+    @precondition(lambda self: self.free)
+    @rule(data=st.data())
+    def a_free_page_can_be_neither_freed_nor_shared(self, data: st.DataObject) -> None:
+        page = data.draw(st.sampled_from(self.free))
+        with pytest.raises(PoolError, match=f"page {page} is freed twice"):
+            self.pool.release([page])
+        with pytest.raises(PoolError, match=f"page {page} is free and cannot be shared"):
+            self.pool.share([page])
+
+    @invariant()
+    def every_page_is_free_once_or_held(self) -> None:
+        if not hasattr(self, "pool"):
+            return
+        assert self.pool.audit() == ""
+        assert [self.pool.refs(p) for p in range(1, self.num_pages + 1)] == [
+            self.held(p) for p in range(1, self.num_pages + 1)
+        ]
+        assert self.pool.num_free_pages == len(self.free)
+        assert self.pool.free_tokens == len(self.free) * self.page_size
+        assert self.pool.capacity_tokens == self.num_pages * self.page_size
+
+
+TestPool = PoolAgainstHolderLists.TestCase
+TestPool.settings = settings(max_examples=60, stateful_step_count=30, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("page_size", [1, 3, 16])
+def test_pages_for_is_the_least_number_of_pages_that_holds_the_tokens(page_size: int) -> None:
+    pool = Pool(160, page_size)
+    for num_tokens in range(100):
+        least = next(n for n in range(101) if n * page_size >= num_tokens)
+        assert pool.pages_for(num_tokens) == least
+
+
+def test_the_audit_finds_a_lost_page_and_a_doubled_one() -> None:
+    pool = Pool(4, 1)
+    pool.alloc(1)
+    pool._refs[1] = 0  # nobody holds it and it is not free
+    assert "3 free + 0 held" in pool.audit()
+    pool._free += [2]
+    assert pool.audit() == "a page is in the free list twice"
