@@ -1,0 +1,194 @@
+"""Result tables of benchmarks and measured tables of chunk times.
+
+A name keeps its unit (``mean_ttft_ms``); a table that ends without its closing rule is cut, a row
+without its value is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ppsim.sglang.samples import Sample
+from ppsim.sglang.stamps import seconds_of
+
+TITLE = re.compile(r"^\s*=+ (?P<title>[A-Za-z][\w ]*Benchmark[\w ]*) =+\s*$")
+RULE = re.compile(r"^\s*=+\s*$")
+SECTION = re.compile(r"^\s*-+\s*(?P<name>[A-Za-z][\w ().-]*?)-*\s*$")
+ROW = re.compile(r"^\s*(?P<name>[A-Za-z][^:\n]{0,60}?):\s*(?P<value>\S.*?)?\s*$")
+ONE_BATCH = re.compile(
+    r"^\s*(?P<name>batch size|latency|ttft|\(?(?:input|output)[a-z +()]* throughput): "
+    r"(?P<value>\d+(?:\.\d+)?)(?: \S+)?\s*$"
+)
+TABLE_ROW = re.compile(r"^\s*\|(.+)\|\s*$")
+CELL = re.compile(r"^~?(?P<value>\d[\d,]*(?:\.\d+)?)\s*(?P<unit>[A-Za-zµ/%]*)")
+PROGRESS = re.compile(
+    r"Seq (?P<seq>\d{1,15}) - chunk prefilled (?P<total>\d{1,15}) \(remain (?P<remain>\d{1,15}) tokens\)"
+)
+NUMBER = re.compile(r"^-?\d+(?:\.\d+)?$")
+
+
+@dataclass(slots=True)
+class BenchTable:
+    """Numbers by name; words (backend, ``inf``, ``not set``) by name apart."""
+
+    title: str
+    line: int
+    values: dict[str, float] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
+    cut: bool = False
+
+    @property
+    def ttft_usable(self) -> bool:
+        """False where the client did not stream: then TTFT is the end-to-end time though more than one token came."""
+        ttft, e2e = self.values.get("mean_ttft_ms"), self.values.get("mean_e2e_latency_ms")
+        if ttft is None:
+            return False
+        made, requests = self.values.get("total_generated_tokens", 0.0), self.values.get("successful_requests", 0.0)
+        several = made > requests
+        return not (several and e2e is not None and e2e > 0 and ttft >= 0.99 * e2e)
+
+
+def find_tables(rows: Sequence[str]) -> list[BenchTable]:
+    """Every benchmark result, in order of the text."""
+    tables: list[BenchTable] = []
+    row = 0
+    while row < len(rows):
+        title = TITLE.match(rows[row]) if "=" in rows[row] else None
+        if title:
+            table, row = read_table(rows, row, title["title"])
+            tables.append(table)
+            continue
+        one = ONE_BATCH.match(rows[row]) if ": " in rows[row] else None
+        if one and one["name"] == "batch size":
+            table, row = read_one_batch(rows, row)
+            tables.append(table)
+            continue
+        row += 1
+    return tables
+
+
+def read_table(rows: Sequence[str], row: int, title: str) -> tuple[BenchTable, int]:
+    table = BenchTable(title, row + 1, cut=True)
+    row += 1
+    while row < len(rows):
+        text = rows[row]
+        if RULE.match(text):
+            table.cut = False
+            return table, row + 1
+        found = ROW.match(text)
+        if found and found["value"]:
+            put(table, normal(found["name"]), found["value"])
+        elif not found and not SECTION.match(text) and text.strip():
+            return table, row
+        row += 1
+    return table, row
+
+
+def put(table: BenchTable, name: str, value: str) -> None:
+    if NUMBER.match(value) and len(value) < 25:
+        table.values[name] = float(value)
+    else:
+        table.words[name] = value
+
+
+def read_one_batch(rows: Sequence[str], row: int) -> tuple[BenchTable, int]:
+    """The block that SGLang's one-batch benchmark prints for each batch size."""
+    table = BenchTable("one batch", row + 1)
+    units = {"latency": "latency_s", "ttft": "ttft_s", "batch size": "batch_size"}
+    while row < len(rows):
+        found = ONE_BATCH.match(rows[row])
+        if found is None or (found["name"] == "batch size" and table.values):
+            break
+        name = units.get(found["name"], normal(found["name"]) + "_tok_s")
+        table.values[name] = float(found["value"][:25])
+        row += 1
+    return table, row
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
+
+
+# -- tables of chunk times -----------------------------------------------------------------------------------
+
+
+def find_chunk_tables(rows: Sequence[str]) -> list[Sample]:
+    """Samples of tables with a prefix column, a column of times and, for the size, a rate, a size or the steps."""
+    found: list[Sample] = []
+    row = 0
+    while row < len(rows):
+        if not TABLE_ROW.match(rows[row]):
+            row += 1
+            continue
+        end = row
+        while end < len(rows) and TABLE_ROW.match(rows[end]):
+            end += 1
+        found += read_chunk_table([cells(text) for text in rows[row:end]], row)
+        row = end
+    return found
+
+
+def cells(text: str) -> list[str]:
+    return [cell.strip() for cell in text.strip().strip("|").split("|")]
+
+
+def read_chunk_table(table: list[list[str]], first: int) -> list[Sample]:
+    header = [cell.lower() for cell in table[0]]
+    prefix = next((i for i, name in enumerate(header) if "prefix" in name or "history" in name), None)
+    if prefix is None:
+        return []
+    samples = []
+    for offset, row in enumerate(table[1:], 1):
+        values = [CELL.match(cell) for cell in row]
+        if prefix >= len(row) or values[prefix] is None:
+            continue
+        seconds = next((s for value in values if value and (s := seconds_in(value)) is not None), None)
+        size = size_of(header, values, seconds)
+        past = values[prefix]
+        if seconds and size and past:
+            samples.append(Sample(int(amount(past)), size, seconds, "table", first + offset + 1))
+    return samples
+
+
+def amount(cell: re.Match[str]) -> float:
+    return float(cell["value"].replace(",", "")[:25])
+
+
+def seconds_in(cell: re.Match[str]) -> float | None:
+    scale = {"ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6}.get(cell["unit"])
+    return None if scale is None else amount(cell) * scale
+
+
+def size_of(header: Sequence[str], values: Sequence[re.Match[str] | None], seconds: float | None) -> int | None:
+    """New tokens of a row: its own column, or the rate times the time."""
+    for name, value in zip(header, values, strict=False):
+        if value and not value["unit"] and re.search(r"\bnew\b|size|tokens|length", name) and "prefix" not in name:
+            return int(amount(value))
+    rate = next((amount(value) for value in values if value and value["unit"].startswith("tok")), None)
+    return None if rate is None or not seconds else round(rate * seconds)
+
+
+# -- progress of chunks --------------------------------------------------------------------------------------
+
+
+def find_progress(rows: Sequence[str]) -> tuple[list[Sample], int | None]:
+    """Samples of running totals: a chunk runs from the line before it, whichever sequence that was. And the prompt."""
+    samples: list[Sample] = []
+    totals: dict[str, int] = {}
+    prompts: list[int] = []
+    before: float | None = None
+    for row, text in enumerate(rows):
+        found = PROGRESS.search(text) if "chunk prefilled" in text else None
+        if found is None:
+            continue
+        time, total = seconds_of(text[: found.start()]), int(found["total"])
+        prompts.append(total + int(found["remain"]))
+        past = totals.get(found["seq"])
+        if past is not None and total > past and before is not None and time is not None and time > before:
+            samples.append(Sample(past, total - past, time - before, "progress", row + 1, f"seq {found['seq']}"))
+        totals[found["seq"]] = total
+        before = time
+    same = bool(prompts) and min(prompts) == max(prompts)
+    return samples, prompts[0] if same else None

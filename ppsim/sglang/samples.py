@@ -1,0 +1,368 @@
+"""Usable measurements in a log: (prefix, new tokens, duration) of prefill batches, step times of decode.
+
+The throughput of a line is tokens over the time from one log call to the next. It times one batch only if nothing else
+happened in between, so a prefill sample needs: the neighbouring line of the same rank is a complete prefill line, no
+decode line lies between, and work was left after the earlier of the two (otherwise idle time is inside). Which
+neighbour and whose tokens depends on the version (``BatchLine.meaning``). The prefix of a later chunk is not logged: it
+is the sum of the chunks before it. Lines of several TP ranks or stages for one batch are one observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import Literal
+
+from ppsim.sglang.batch_lines import BatchLine
+from ppsim.sglang.stamps import Ranks, rank_name
+
+Source = Literal["own", "prev", "gpu", "profile", "table", "progress"]
+IDLE_FACTOR = 5.0  # a rate so far below the median of its rank holds an idle gap
+AGREE = 0.05  # an unclear meaning is used only where both readings agree this well
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One prefill chunk. ``prefix_known`` is False where only differences between the prefixes of a chain are known."""
+
+    prefix: int
+    new_tokens: int
+    duration_s: float
+    source: Source
+    line: int
+    rank: str = ""
+    prefix_known: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSample:
+    """One decode step of ``num_reqs`` requests over ``num_tokens`` tokens of KV."""
+
+    num_reqs: int
+    num_tokens: int
+    step_s: float
+    line: int
+    rank: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Consecutive chunks of one prompt on one rank. ``prompt_tokens`` where the log gives it away."""
+
+    rank: str
+    first_line: int
+    num_chunks: int
+    prompt_tokens: int | None
+
+
+@dataclass(slots=True)
+class Measured:
+    """``unused``: why prefill lines gave no sample, with how many."""
+
+    samples: list[Sample] = field(default_factory=list)
+    decode_samples: list[DecodeSample] = field(default_factory=list)
+    chains: list[Chain] = field(default_factory=list)
+    unused: dict[str, int] = field(default_factory=dict)
+    num_batches: int = 0
+
+    def skip(self, reason: str) -> None:
+        self.unused[reason] = self.unused.get(reason, 0) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a prefill line stands in its prompt. ``known``: the prefix counts from the prompt's start."""
+
+    prefix: int
+    known: bool
+    clear: bool = True  # False: it may belong to another prompt
+    first: bool = False  # the first chunk of its prompt
+
+
+def measure(lines: Sequence[BatchLine]) -> Measured:
+    """All measurements of the batch lines of a log, in order of the text."""
+    measured = Measured()
+    streams = by_rank(lines)
+    groups: dict[Ranks, list[tuple[Ranks, list[Sample]]]] = {}
+    for ranks, stream in streams.items():
+        places = place_chunks(stream)
+        measured.chains += chains_of(rank_name(ranks), stream, places)
+        samples = drop_idle(prefill_samples(stream, places, measured), measured)
+        groups.setdefault(replicas(ranks), []).append((ranks, samples))
+        measured.decode_samples += decode_samples(stream)
+    for members in groups.values():
+        measured.samples += one_each([samples for _, samples in sorted(members, key=lambda member: member[0])])
+    measured.samples += gpu_samples(lines)
+    measured.samples.sort(key=lambda sample: sample.line)
+    measured.decode_samples.sort(key=lambda sample: sample.line)
+    measured.num_batches = count_batches(streams)
+    return measured
+
+
+def by_rank(lines: Iterable[BatchLine]) -> dict[Ranks, list[BatchLine]]:
+    streams: dict[Ranks, list[BatchLine]] = {}
+    for line in lines:
+        if line.kind != "prefill_rank":
+            streams.setdefault(line.ranks, []).append(line)
+    return streams
+
+
+def replicas(ranks: Ranks) -> Ranks:
+    """What tells batches apart: TP ranks and stages see the same batch, data-parallel ranks their own."""
+    return tuple(tag for tag in ranks if tag[0] in ("DP", "ATTN_DP"))
+
+
+def usable(line: BatchLine) -> bool:
+    return line.kind == "prefill" and line.state == "complete"
+
+
+# -- prefixes ------------------------------------------------------------------------------------------------
+
+
+def place_chunks(stream: Sequence[BatchLine]) -> list[Place | None]:
+    """The place of each complete prefill line in its prompt; None for other lines.
+
+    Decode lines may stand between two chunks of one prompt (they do in a pipeline); a line that cannot be read ends
+    what is known.
+    """
+    places: list[Place | None] = []
+    full = full_chunk(stream)
+    before: BatchLine | None = None
+    place: Place | None = None
+    for i, line in enumerate(stream):
+        if not usable(line):
+            if line.kind == "prefill" or line.state in ("cut", "damaged"):
+                before = place = None
+            places.append(None)
+            continue
+        if before is None or place is None:
+            place = first_place(line, stream[i - 1] if i else None)
+        else:
+            place = next_place(before, place, line, full)
+        before = line
+        places.append(place)
+    return places
+
+
+def first_place(line: BatchLine, before: BatchLine | None) -> Place:
+    """The first prefill line that is known of. A hit in the cache, or a decode line before it that saw nothing waiting,
+    shows the first chunk of a prompt; in a pipeline decode lines stand between chunks too and show nothing."""
+    pipelined = any(kind == "PP" for kind, _ in line.ranks)
+    quiet = before is not None and before.kind == "decode" and before.state == "complete"
+    queue = before.count("#queue-req") if before is not None else 1
+    known = line.count("#cached-token") > 0 or (quiet and queue == 0 and not pipelined)
+    return Place(line.count("#cached-token"), known, first=known)
+
+
+def next_place(before: BatchLine, place: Place, line: BatchLine, full: int) -> Place:
+    cached = line.count("#cached-token")
+    if line.count("#new-seq") != 1:
+        return Place(cached, False, clear=False)
+    if cached > 0:
+        return Place(cached, True, first=True)
+    if before.count("#new-seq") == 1 and continues(before, line, full):
+        return Place(place.prefix + before.count("#new-token"), place.known, place.clear)
+    if starts(before, line, full):
+        return Place(0, True, first=True)
+    return Place(0, False, clear=False)
+
+
+def continues(before: BatchLine, line: BatchLine, full: int) -> bool:
+    """``line`` is the next chunk of the prompt that ``before`` left unfinished: what waited fell by it and no request
+    left the queue. Without a count of what waited, a full chunk is taken to go on if no request left the queue."""
+    if line.count("#queue-req") < before.count("#queue-req"):
+        return False
+    if "#pending-token" in before.fields and "#pending-token" in line.fields:
+        fell = before.count("#pending-token") - line.count("#pending-token")
+        return fell == line.count("#new-token") and line.count("#queue-req") == before.count("#queue-req")
+    return before.count("#new-token") == full
+
+
+def starts(before: BatchLine, line: BatchLine, full: int) -> bool:
+    """``before`` finished its prompt: nothing waited behind it, a request left the queue, or it was no full chunk."""
+    if "#pending-token" in before.fields:
+        if before.count("#pending-token") == 0:
+            return True
+        fell = before.count("#pending-token") - line.count("#pending-token")
+        return fell == line.count("#new-token") and line.count("#queue-req") == before.count("#queue-req") - 1
+    return full > 0 and before.count("#new-token") != full
+
+
+def left_over(line: BatchLine) -> int:
+    """Tokens or requests that wait behind this batch, as far as the line says."""
+    return line.count("#pending-token") + line.count("#queue-req")
+
+
+def full_chunk(stream: Sequence[BatchLine]) -> int:
+    """The chunk size of a log: the largest batch, if it comes more than once and was one request; 0 if none is."""
+    sizes = [line.count("#new-token") for line in stream if usable(line) and line.count("#new-seq") == 1]
+    largest = max(sizes, default=0)
+    return largest if sizes.count(largest) > 1 else 0
+
+
+def chains_of(rank: str, stream: Sequence[BatchLine], places: Sequence[Place | None]) -> list[Chain]:
+    chains: list[Chain] = []
+    start = 0
+    for i in range(len(stream) + 1):
+        place = places[i] if i < len(stream) else None
+        goes_on = i > start and place is not None and places[i - 1] is not None and not place.first and place.clear
+        if goes_on and place is not None and place.prefix > (places[i - 1] or place).prefix:
+            continue
+        if i > start and places[start] is not None:
+            chains.append(Chain(rank, stream[start].line, i - start, prompt_of(stream[start], places[start])))
+        start = i
+    return chains
+
+
+def prompt_of(line: BatchLine, place: Place | None) -> int | None:
+    """Length of the prompt whose first chunk this is: what it computed, what was cached, and what still waits."""
+    alone = line.count("#queue-req") == 0 and line.count("#new-seq") == 1
+    if place is None or not place.known or not alone or "#pending-token" not in line.fields:
+        return None
+    return place.prefix + line.count("#new-token") + line.count("#pending-token")
+
+
+# -- durations -----------------------------------------------------------------------------------------------
+
+
+def prefill_samples(stream: Sequence[BatchLine], places: Sequence[Place | None], measured: Measured) -> list[Sample]:
+    found = []
+    full = full_chunk(stream)
+    for i, line in enumerate(stream):
+        place = places[i]
+        if place is None:
+            continue
+        duration, why = duration_of(stream, i, full)
+        if duration is not None and line.count("#new-seq") != 1:
+            duration, why = None, "several requests in one batch"
+        if duration is not None and not place.clear:
+            duration, why = None, "the prefix is not known"
+        if duration is None:
+            measured.skip(why)
+            continue
+        source: Source = "prev" if line.meaning == "prev" else "own"
+        found.append(
+            Sample(place.prefix, line.count("#new-token"), duration, source, line.line, line.rank, place.known)
+        )
+    return found
+
+
+def duration_of(stream: Sequence[BatchLine], i: int, full: int) -> tuple[float | None, str]:
+    """Seconds of the batch of line i, or why there are none."""
+    line = stream[i]
+    meaning = line.meaning
+    if "input throughput" not in line.fields:
+        return None, "no throughput in the line"
+    before, after = (stream[i - 1] if i else None), (stream[i + 1] if i + 1 < len(stream) else None)
+    own, why_own = between(before, line, line, full)
+    prev, why_prev = between(line, after, line, full)
+    if meaning == "own":
+        return own, why_own
+    if meaning == "prev":
+        return prev, why_prev
+    if own is None or prev is None or abs(own - prev) > AGREE * max(own, prev):
+        return None, "whose throughput it is cannot be told"
+    return own, ""
+
+
+def between(
+    earlier: BatchLine | None, later: BatchLine | None, whose: BatchLine, full: int
+) -> tuple[float | None, str]:
+    """Seconds between two log calls, from the rate of the later one and the tokens of ``whose``."""
+    if earlier is None or later is None:
+        return None, "no neighbouring line of the same rank"
+    if not usable(earlier) or not usable(later):
+        return None, "the neighbouring line is no complete prefill line"
+    rate, tokens = later.get("input throughput"), whose.count("#new-token")
+    if rate <= 0 or tokens <= 0:
+        return None, "no rate or no token"
+    if not busy_after(earlier, full):
+        return None, "idle time may lie between the lines"
+    return tokens / rate, ""
+
+
+def busy_after(line: BatchLine, full: int) -> bool:
+    """Prefill went on at once after this batch: something waited, or the chunk was full and nothing decoded."""
+    if left_over(line) > 0:
+        return True
+    if "#pending-token" in line.fields:
+        return False
+    return full > 0 and line.count("#new-token") == full and line.count("#running-req") == 0
+
+
+def drop_idle(samples: list[Sample], measured: Measured) -> list[Sample]:
+    """Without the samples whose rate is far below that of their rank."""
+    if len(samples) < 3:
+        return samples
+    usual = median(sample.new_tokens / sample.duration_s for sample in samples)
+    kept = []
+    for sample in samples:
+        if sample.new_tokens / sample.duration_s * IDLE_FACTOR < usual:
+            measured.skip("the rate is that of an idle gap")
+        else:
+            kept.append(sample)
+    return kept
+
+
+def one_each(streams: list[list[Sample]]) -> list[Sample]:
+    """Each observation once: what another rank of the group already gave, the n-th time it comes, is left out."""
+    given: dict[tuple[int, int], int] = {}
+    kept: list[Sample] = []
+    for samples in streams:
+        seen: dict[tuple[int, int], int] = {}
+        for sample in samples:
+            key = (sample.prefix, sample.new_tokens)
+            seen[key] = seen.get(key, 0) + 1
+            if seen[key] > given.get(key, 0):
+                given[key] = seen[key]
+                kept.append(sample)
+    return kept
+
+
+def gpu_samples(lines: Iterable[BatchLine]) -> list[Sample]:
+    """Times that a rank measured itself: each stage is an observation of its own, its TP ranks are one."""
+    found: dict[Ranks, dict[Ranks, list[Sample]]] = {}
+    for line in lines:
+        if line.kind != "prefill_rank" or line.state != "complete" or line.get("gpu-ms") <= 0:
+            continue
+        if line.count("#chunks") > 1:
+            continue
+        stage = tuple(tag for tag in line.ranks if tag[0] in ("DP", "PP", "ATTN_DP"))
+        sample = Sample(
+            line.count("#cached-token"), line.count("#new-token"), line.get("gpu-ms") / 1e3, "gpu", line.line, line.rank
+        )
+        found.setdefault(stage, {}).setdefault(line.ranks, []).append(sample)
+    return [sample for ranks in found.values() for sample in one_each([ranks[key] for key in sorted(ranks)])]
+
+
+def decode_samples(stream: Sequence[BatchLine]) -> list[DecodeSample]:
+    """Step times where the line before it on the same rank is a decode line of as many requests."""
+    found = []
+    for before, line in pairwise(stream):
+        pair = all(one.kind == "decode" and one.state == "complete" for one in (before, line))
+        reqs, rate = line.count("#running-req"), line.get("gen throughput")
+        if not pair or rate <= 0 or reqs <= 0 or before.count("#running-req") != reqs:
+            continue
+        per_step = line.get("accept len") or 1.0
+        found.append(DecodeSample(reqs, line.count("#token"), reqs * per_step / rate, line.line, line.rank))
+    if len(found) < 3:
+        return found
+    usual = median(sample.step_s for sample in found)
+    return [sample for sample in found if sample.step_s < IDLE_FACTOR * usual]
+
+
+def count_batches(streams: dict[Ranks, list[BatchLine]]) -> int:
+    """Prefill batches behind the complete lines: in a group of replicas the most that any one rank logged of each."""
+    most: dict[tuple[Ranks, tuple[float, ...]], int] = {}
+    for ranks, stream in streams.items():
+        own: dict[tuple[float, ...], int] = {}
+        for line in stream:
+            if usable(line):
+                key = tuple(line.get(name) for name in ("#new-seq", "#new-token", "#cached-token", "#pending-token"))
+                own[key] = own.get(key, 0) + 1
+        for key, count in own.items():
+            group = (replicas(ranks), key)
+            most[group] = max(most.get(group, 0), count)
+    return sum(most.values())
