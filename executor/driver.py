@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
@@ -25,7 +25,6 @@ from ppsim.core.effects import (
     Commit,
     Decided,
     Drop,
-    Effects,
     Harvested,
     Ingest,
     Launch,
@@ -36,13 +35,13 @@ from ppsim.core.effects import (
     Work,
 )
 from ppsim.core.errors import InvariantViolation, ProtocolError
+from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Input, Message, NewRequest
+from ppsim.core.rank import Rank
 from ppsim.core.tokens import count
 from ppsim.recording import Recording
 
 TERMINAL = ("finished", "aborted", "refused")
-
-T = TypeVar("T")
 
 
 class Answers:
@@ -63,7 +62,6 @@ class Answers:
         self.rank, self.stage, self.kv, self.capacity_tokens = rank, stage, kv, capacity_tokens
         self.transport, self.client, self.recording, self.timer = transport, client, recording, timer
         self.status = status
-        self.iteration = -1
         self.num_ended = 0
         self.samples: list[tuple[ForwardBatch, torch.Tensor]] = []
         self.table: dict[type, Callable[[Any], object]] = {
@@ -81,21 +79,22 @@ class Answers:
             Harvested: self.harvested,
         }
 
-    def drive(self, loop: Effects[T]) -> T:
-        """Run a rank to its end and return what its generator returns."""
+    def drive(self, core: Rank) -> None:
+        """Run the event loop of a rank to its end."""
+        loop = event_loop_pp(core)
         answer: object = None
         while True:
             try:
                 effect = loop.send(answer)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            self.status.beat(self.rank, effect, self.iteration)
+            except StopIteration:
+                return
+            self.status.beat(self.rank, effect, core.iteration if core.started else -1)
             answer = self.table[type(effect)](effect)
+            self.status.answered(self.rank)
 
     # --- clients ---------------------------------------------------------------------------------------------
 
     def ingest(self, effect: Ingest) -> tuple[Input, ...]:
-        self.iteration = effect.iteration
         inputs = self.client.ingest(effect.iteration, effect.idle)
         now_ns = self.timer.now_ns()
         for item in inputs:
@@ -116,9 +115,7 @@ class Answers:
         return self.transport.send(effect.dst, effect.message)
 
     def recv(self, effect: Recv) -> Message:
-        message = self.transport.recv(effect.src, effect.lane)
-        self.iteration = max(self.iteration, message.iteration)
-        return message
+        return self.transport.recv(effect.src, effect.lane)
 
     def commit(self, effect: Commit) -> None:
         self.transport.commit(effect.work)
@@ -181,7 +178,6 @@ class Answers:
         raise NotImplementedError(f"the executor cannot act on {effect.what!r} yet")
 
     def decided(self, effect: Decided) -> None:
-        self.iteration = effect.decision.iteration
         self.recording.decision(self.rank, effect.decision)
 
     def harvested(self, effect: Harvested) -> None:

@@ -135,8 +135,8 @@ def failed(report: Report, ranks: Ranks, recording: Recording) -> ExecutionResul
         return ExecutionResult(recording, verdict_of_error(error))
     if isinstance(error, UsageError):
         raise error
-    where = ranks.doing(report.rank)
-    raise RankDied(f"rank {report.rank} of {recording.pp_size} ended {where}: {error}") from PpsimError(report.trace)
+    who = f"rank {report.rank} of {recording.pp_size}"
+    raise RankDied(f"{who} failed while it was {ranks.doing(report.rank)}: {error}") from PpsimError(report.trace)
 
 
 def absorb(recording: Recording, reports: Sequence[Report]) -> None:

@@ -1,6 +1,6 @@
 """What each rank is doing, in memory that the launcher can read even after the rank was killed.
 
-cell 0   1 + place of the effect in ``EFFECTS``; 0 while the rank starts
+cell 0   1 + place of the effect in ``EFFECTS``; 0 while the rank starts; -1 between two
 cell 1   iteration
 cell 2   peer of a send or receive, else -1
 cell 3   number of effects so far: it stands still where the rank does
@@ -31,8 +31,10 @@ from ppsim.core.effects import (
 EFFECTS = (Ingest, Send, Recv, Commit, Drop, Launch, AwaitTokens, Observe, Act, Reply, Decided, Harvested)
 CODE = {effect: 1 + place for place, effect in enumerate(EFFECTS)}
 WAITING = (CODE[Recv], CODE[Commit])
+STARTING, BETWEEN = 0, -1
 DOING = {
-    0: "starting",
+    STARTING: "starting",
+    BETWEEN: "deciding",
     CODE[Ingest]: "waiting for clients",
     CODE[Send]: "sending to rank {peer}",
     CODE[Recv]: "waiting for a message from rank {peer}",
@@ -56,6 +58,10 @@ class Status:
         peer = effect.dst if isinstance(effect, Send) else effect.src if isinstance(effect, Recv) else -1
         self.cells[at : at + 4] = CODE[type(effect)], iteration, peer, self.cells[at + 3] + 1
 
+    def answered(self, rank: int) -> None:
+        """The rank has its reply, and decides what to ask next."""
+        self.cells[rank * NUM_CELLS] = BETWEEN
+
     def ended(self, num_requests: int) -> None:
         self.cells[4] = num_requests
 
@@ -72,7 +78,7 @@ class Status:
         return all(self.cells[rank * NUM_CELLS] in WAITING for rank in range(self.pp_size))
 
     def describe(self, rank: int) -> str:
-        """For a sentence: "in iteration 7, waiting for a message from rank 1"."""
+        """For a sentence: "waiting for a message from rank 1 in iteration 7"."""
         code, iteration, peer, *_ = self.cells[rank * NUM_CELLS : (rank + 1) * NUM_CELLS]
         doing = DOING.get(code, EFFECTS[code - 1].__name__).format(peer=peer)
-        return doing if iteration < 0 or not code else f"in iteration {iteration}, {doing}"
+        return doing if iteration < 0 or code == STARTING else f"{doing} in iteration {iteration}"

@@ -2,44 +2,26 @@
 
 Rule: a rank always says how it ended. It sends one ``Report`` through its pipe and leaves; only a process that was
 killed from outside says nothing, and that is how the launcher knows (``supervise.py``).
+
+The launcher imports this file too, so the model libraries, which take seconds to load, stay in ``serve.py``.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import sys
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import timedelta
 from multiprocessing import connection, parent_process
-from traceback import format_exc
 
-import torch
-import torch.distributed as dist
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-
-from executor.client import Client, LiveClient, ReplayClient
-from executor.driver import Answers
-from executor.stage import kv_of, load_stage
 from executor.status import Status
-from executor.timing import ForwardTimer
-from executor.transport import PeerLost, Transport
-from ppsim.core.errors import CoreError
-from ppsim.core.loop import build_rank, event_loop_pp
 from ppsim.core.messages import Input
-from ppsim.core.rank import Rank
-from ppsim.errors import PpsimError, UsageError
 from ppsim.recording import Recording
 from ppsim.scenario import Scenario
-from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.workload import Arrival
 
 HOST = "127.0.0.1"
-LOOPBACK = {"linux": "lo", "darwin": "lo0"}
-FOREVER = timedelta(days=365)  # an idle rank waits as long as no client sends anything; the launcher watches for deaths
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +51,8 @@ def run_rank(rank: int, job: Job, pipe: connection.Connection, status: Status) -
     """Entry point of the process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the launcher decides
     end_with_parent()
+    from executor.serve import attempt
+
     report = attempt(rank, job, status)
     pipe.send(report)
     pipe.close()
@@ -87,93 +71,3 @@ def end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def attempt(rank: int, job: Job, status: Status) -> Report:
-    """Run the rank; every exception becomes a report."""
-    recording = Recording(job.scenario.cluster.pp_size, name=job.scenario.name, seed=job.scenario.seed, world="exec")
-    try:
-        return Report(rank, recording, left_behind=left_behind(serve(rank, job, status, recording)))
-    except PeerLost as lost:
-        error = PpsimError(f"lost rank {lost.peer} while {lost.doing} it")
-        return Report(rank, recording, error, lost_peer=lost.peer)
-    except (CoreError, PpsimError) as known:
-        return Report(rank, recording, known, trace=format_exc())
-    except Exception as unknown:
-        return Report(rank, error=PpsimError(f"{type(unknown).__name__}: {unknown}"), trace=format_exc())
-
-
-def serve(rank: int, job: Job, status: Status, recording: Recording) -> Rank:
-    """Load, connect, run the event loop to its end, leave together."""
-    torch.set_num_threads(1)
-    scenario, device = job.scenario, device_of(job.device, rank)
-    stage = load_stage(scenario, rank, device)
-    capacity_tokens = local_capacity_tokens(scenario, rank)
-    try:
-        kv = kv_of(scenario, stage, capacity_tokens)
-    except RuntimeError as error:  # torch's out-of-memory errors, of host and device
-        raise UsageError(
-            f"scheduler.max_total_tokens: rank {rank} cannot hold the KV of {capacity_tokens} tokens: {error}"
-        ) from None
-    start_ns = connect(rank, job)
-    transport = Transport(rank, device)
-    timer = ForwardTimer(start_ns, device)
-    answers = Answers(rank, stage, kv, capacity_tokens, transport, client_of(job, timer), recording, timer, status)
-    core = build_rank(rank_config(scenario, rank))
-    try:
-        answers.drive(event_loop_pp(core))
-        transport.finish()
-    finally:
-        answers.settle()
-    dist.destroy_process_group()
-    return core
-
-
-def device_of(name: str, rank: int) -> torch.device:
-    """The CPU, or a GPU in turn: ranks share GPUs where there are fewer of them."""
-    if name != "cuda":
-        return torch.device(name)
-    device = torch.device("cuda", rank % torch.cuda.device_count())
-    torch.cuda.set_device(device)
-    return device
-
-
-def connect(rank: int, job: Job) -> int:
-    """Meet the other ranks; the reply is the moment 0 of the run, the same number on every rank."""
-    if sys.platform in LOOPBACK:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK[sys.platform])
-    store = TCPStore(HOST, job.port, is_master=False, timeout=timedelta(seconds=60))
-    store.set_timeout(FOREVER)
-    pp_size = job.scenario.cluster.pp_size
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=pp_size, timeout=FOREVER)
-    dist.barrier()
-    if rank == 0:
-        store.set("start_ns", str(time.monotonic_ns()))
-    return int(store.get("start_ns"))
-
-
-def client_of(job: Job, timer: ForwardTimer) -> Client:
-    if job.inputs is not None:
-        return ReplayClient(job.inputs)
-    limit = job.scenario.run.max_iterations
-    return LiveClient(job.arrivals, timer.now_ns, lambda ns: time.sleep(ns / 1e9), limit)
-
-
-def left_behind(core: Rank) -> str:
-    """What a rank still holds after its last iteration; empty if it ended as it began."""
-    scheduler, kv = core.scheduler, core.scheduler.kv
-    if scheduler.requests or scheduler.waiting or scheduler.chunked:
-        return f"requests are left in the queues: {list(scheduler.requests)[:3]}"
-    if core.last_rank_comm_queue:
-        return f"{len(core.last_rank_comm_queue)} outputs were never released"
-    if core.link.inbox_size:
-        return f"{core.link.inbox_size} messages were received and never used"
-    if kv.tree.protected_tokens:
-        return f"{kv.tree.protected_tokens} cached tokens are still locked"
-    problem = kv.audit()
-    kv.tree.reset()
-    if problem or kv.pool.free_tokens != kv.pool.capacity_tokens:
-        return problem or f"{kv.pool.free_tokens} of {kv.pool.capacity_tokens} KV tokens are free"
-    if len(kv.free_rows) != scheduler.config.max_running_requests:
-        return f"{len(kv.free_rows)} of {scheduler.config.max_running_requests} request rows are free"
-    return ""

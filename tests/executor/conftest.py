@@ -10,5 +10,5 @@ from importlib.util import find_spec
 
 if find_spec("torch") and find_spec("transformers"):
     multiprocessing.set_forkserver_preload(
-        ["executor.worker", "transformers.models.llama.modeling_llama", "transformers.models.qwen3.modeling_qwen3"]
+        ["executor.serve", "transformers.models.llama.modeling_llama", "transformers.models.qwen3.modeling_qwen3"]
     )

@@ -14,7 +14,7 @@ from ppsim.scenario.load import validate
 VOCAB = 211
 
 
-def small_scenario(architecture: str = "llama", **sections: dict[str, Any]) -> Scenario:
+def small_scenario(architecture: str = "llama", **sections: Any) -> Scenario:
     """Five layers, grouped-query attention, odd vocabulary, float32; ``sections`` are put on top."""
     raw: dict[str, Any] = {
         "name": "small",
