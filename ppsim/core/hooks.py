@@ -9,8 +9,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ppsim.core.consensus import intersect, unite
+
 if TYPE_CHECKING:
+    from ppsim.core.intake import Intake
+    from ppsim.core.loop import Plan
+    from ppsim.core.messages import Verdict
     from ppsim.core.prefix import Node
+    from ppsim.core.rank import Rank
     from ppsim.core.request import Request
     from ppsim.core.scheduler import Scheduler
     from ppsim.core.slots import LaunchedBatch, Slot
@@ -22,6 +28,10 @@ class Hooks:
     def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
         self.pp_rank = pp_rank
         self.tp_rank = tp_rank
+
+    def plan(self, steps: Plan) -> Plan:
+        """The phases of an iteration; a plug-in may reorder, drop or replace them."""
+        return steps
 
     # --- start -----------------------------------------------------------------------------------------------
 
@@ -73,15 +83,19 @@ class Hooks:
 
     def combine_good(self, upstream: tuple[str, ...], local: tuple[str, ...]) -> tuple[str, ...]:
         """Good sets by intersection, in queue order (bugs.md I4, B16)."""
-        return tuple(rid for rid in upstream if rid in local)
+        return intersect(upstream, local)
 
     def combine_bad(self, upstream: tuple[str, ...], local: tuple[str, ...]) -> tuple[str, ...]:
         """Bad sets by union, upstream first."""
-        return upstream + tuple(rid for rid in local if rid not in upstream)
+        return unite(upstream, local)
+
+    def forwarded_verdict(self, rank: Rank, verdict: Verdict) -> Verdict:
+        """What is passed on of a conclusion: the conclusion itself, unchanged."""
+        return verdict
 
     # --- abort -----------------------------------------------------------------------------------------------
 
-    def reaches(self, scheduler: Scheduler, request: Request) -> bool:
+    def reaches(self, scheduler: Intake, request: Request) -> bool:
         """Whether an abort finds the request: wherever it is, in whatever slot (bugs.md B65)."""
         return True
 

@@ -41,10 +41,14 @@ class KVCache:
 
     def admit_prefix(self, request: Request) -> None:
         """Give an admitted request its row and its share of the cached prefix it stands on (already locked)."""
-        request.req_slot = self.free_rows.pop()
+        self.take_row(request)
         self.pool.share(request.pages)
         request.pages = list(request.pages)
         request.kv_len = request.cached_len = len(request.pages) * self.pool.page_size
+
+    def take_row(self, request: Request) -> None:
+        """Give a request its row in the request table; the caller has checked that one is free."""
+        request.req_slot = self.free_rows.pop()
 
     def can_grow(self, request: Request, num_tokens: int) -> bool:
         """Whether pages for ``num_tokens`` more tokens can be had, with eviction."""

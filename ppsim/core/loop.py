@@ -1,7 +1,7 @@
-"""The event loop of a rank, composed from phases (protocol.md 1.3).
+"""The event loops of a rank, composed from phases (protocol.md 1.3, 1.7, 1.8).
 
 A loop is nothing but a list of phases. Because the list is data, the order of an iteration can be read here at a
-glance, and a planted bug can swap two lines of it.
+glance, and a planted bug can swap two lines of it. The three roles differ by their lists only.
 """
 
 from __future__ import annotations
@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ppsim.core import phases
+from ppsim.core import pd_phases as pd
+from ppsim.core import phases, votes
+from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects
 from ppsim.core.leader import agree_grammar
 from ppsim.core.rank import Rank, build_rank
 from ppsim.core.start import agree_on_start
 
 Phase: TypeAlias = Callable[[Rank], Effects[None]]
+Plan: TypeAlias = tuple[Phase, ...]
 
-PLAIN: tuple[Phase, ...] = (
-    phases.apply_inputs,
-    agree_grammar,
+RUN: Plan = (
     phases.schedule,
     phases.receive_hidden,
     phases.exchange_if_deep,
@@ -27,24 +28,119 @@ PLAIN: tuple[Phase, ...] = (
     phases.launch_batch,
     phases.exchange_if_shallow,
     phases.send_hidden_early,
+)
+
+PLAIN: Plan = (
+    phases.ingest_inputs,
+    phases.forward_inputs,
+    phases.apply_inputs,
+    agree_grammar,
+    *RUN,
     phases.harvest,
     phases.send_hidden_late,
     phases.carry_over,
 )
 
+PREFILL: Plan = (
+    phases.ingest_inputs,
+    pd.note_shutdown,
+    phases.commit_inputs,
+    phases.apply_inputs,
+    agree_grammar,
+    pd.agree_bootstrap,
+    pd.first("release", pd.view_release),
+    *RUN,
+    pd.second_send("release"),
+    pd.second_receive("release"),
+    phases.absorb_outputs,
+    pd.apply("release", pd.apply_release),
+    phases.report_harvest,
+    phases.send_inputs,
+    votes.send_votes,
+    phases.send_hidden_late,
+    phases.carry_over,
+    pd.end_iteration,
+)
 
-def event_loop_pp(rank: Rank, plan: tuple[Phase, ...] = PLAIN) -> Effects[None]:
-    """Run a rank until Shutdown comes down the request chain."""
+# Released behaviour of 2026-08: the bootstrap is a second ring vote instead of the consensus store.
+PREFILL_VOTING: Plan = (
+    phases.ingest_inputs,
+    pd.note_shutdown,
+    phases.commit_inputs,
+    phases.apply_inputs,
+    agree_grammar,
+    pd.first("bootstrap", pd.view_bootstrap),
+    pd.first("release", pd.view_release),
+    *RUN,
+    pd.second_send("bootstrap"),
+    pd.second_send("release"),
+    pd.second_receive("bootstrap"),
+    pd.apply("bootstrap", pd.apply_bootstrap),
+    pd.second_receive("release"),
+    phases.absorb_outputs,
+    pd.apply("release", pd.apply_release),
+    phases.report_harvest,
+    phases.send_inputs,
+    votes.send_votes,
+    phases.send_hidden_late,
+    phases.carry_over,
+    pd.end_iteration,
+)
+
+DECODE: Plan = (
+    phases.ingest_inputs,
+    pd.note_shutdown,
+    phases.commit_inputs,
+    phases.apply_inputs,
+    agree_grammar,
+    pd.first("retract", pd.view_retract),
+    pd.first("prealloc", pd.view_prealloc),
+    pd.first("transferred", pd.view_transferred),
+    *RUN,
+    pd.second_send("retract"),
+    pd.second_send("prealloc"),
+    pd.second_send("transferred"),
+    pd.second_receive("retract"),
+    pd.apply("retract", pd.apply_retract),
+    pd.second_receive("prealloc"),
+    pd.apply("prealloc", pd.apply_prealloc),
+    pd.second_receive("transferred"),
+    pd.apply("transferred", pd.apply_transferred),
+    phases.harvest,
+    phases.send_inputs,
+    votes.send_votes,
+    phases.send_hidden_late,
+    phases.carry_over,
+    pd.end_iteration,
+)
+
+
+def plan_of(config: RankConfig) -> Plan:
+    """The phases of a rank's role."""
+    if config.role == "prefill":
+        return PREFILL if config.bootstrap_consensus == "store" else PREFILL_VOTING
+    return DECODE if config.role == "decode" else PLAIN
+
+
+def votes_of(config: RankConfig) -> tuple[str, ...]:
+    """The ring votes of a rank's role, in the order of their second passes."""
+    if config.role == "prefill":
+        return ("release",) if config.bootstrap_consensus == "store" else ("bootstrap", "release")
+    return ("retract", "prealloc", "transferred") if config.role == "decode" else ()
+
+
+def event_loop_pp(rank: Rank, plan: Plan | None = None) -> Effects[None]:
+    """Run a rank until Shutdown has come down the request chain."""
+    steps = rank.hooks.plan(plan or plan_of(rank.config))
     yield from agree_on_start(rank)
     while True:
-        yield from phases.ingest_inputs(rank)
-        yield from phases.forward_inputs(rank)
-        if rank.stopped:
-            yield from phases.finish(rank)
-            return
-        for phase in plan:
+        for phase in steps:
             yield from phase(rank)
+            if rank.stopped:
+                yield from pd.pass_on_the_rest(rank, votes_of(rank.config))
+                yield from phases.finish(rank)
+                return
         rank.iteration += 1
 
 
-__all__ = ["PLAIN", "Phase", "build_rank", "event_loop_pp"]
+__all__ = ["DECODE", "PLAIN", "PREFILL", "PREFILL_VOTING", "Phase", "build_rank", "event_loop_pp"]

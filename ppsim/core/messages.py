@@ -150,13 +150,13 @@ class Vote:
     """First pass of a ring vote: what all ranks up to the sender have observed (protocol.md 6.3)."""
 
     kind: ClassVar[Kind] = Kind.VOTE
-    lane: ClassVar[Lane] = Lane.CONTROL
     sender: int
     iteration: int
     slot: int
     name: str
     good: tuple[str, ...]
     bad: tuple[str, ...] = ()
+    lane: Lane = Lane.CONTROL  # Lane.TP from a replica to the leader of its stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +164,6 @@ class Verdict:
     """Second pass: the numbered, immutable conclusion of the vote taken in ``iteration``."""
 
     kind: ClassVar[Kind] = Kind.VERDICT
-    lane: ClassVar[Lane] = Lane.CONTROL
     sender: int
     iteration: int
     slot: int
@@ -172,6 +171,7 @@ class Verdict:
     number: int
     good: tuple[str, ...]
     bad: tuple[str, ...] = ()
+    lane: Lane = Lane.CONTROL  # Lane.TP from the leader of a stage to its replicas
 
 
 @dataclass(frozen=True, slots=True)

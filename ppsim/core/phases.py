@@ -23,6 +23,9 @@ def ingest_inputs(rank: Rank) -> Effects[None]:
         meta = yield from link.receive(Meta, link.leader, Lane.TP, rank.iteration, rank.slot)
         rank.inputs = meta.inputs
     elif config.is_first:
+        if rank.last_vote is not None:
+            rank.inputs = ()  # Shutdown was read; what follows only lets the last conclusions arrive
+            return
         rank.inputs = yield from ingest(rank.iteration, is_idle(rank))
         rank.inputs += yield from expired(rank)
     else:
@@ -32,21 +35,33 @@ def ingest_inputs(rank: Rank) -> Effects[None]:
 
 def forward_inputs(rank: Rank) -> Effects[None]:
     """Step 2: wait for the list of the previous iteration, then pass this one on, empty or not."""
-    link, config = rank.link, rank.config
-    yield from commit_all(rank.send_req_work)
-    if link.is_leader:
-        for replica in link.replicas:
-            meta = Meta(link.rank_id, rank.iteration, rank.slot, rank.inputs, Lane.TP)
-            rank.send_req_work.append((yield from link.send(replica, meta)))
-        if not config.is_last:
-            meta = Meta(link.rank_id, rank.iteration, rank.slot, rank.inputs)
-            rank.send_req_work.append((yield from link.send(link.next, meta)))
+    yield from commit_inputs(rank)
+    yield from send_inputs(rank)
     rank.stopped = any(isinstance(item, Shutdown) for item in rank.inputs)
+
+
+def commit_inputs(rank: Rank) -> Effects[None]:
+    """The list of the previous iteration was taken: the next rank is at most one iteration behind."""
+    yield from commit_all(rank.send_req_work)
+
+
+def send_inputs(rank: Rank) -> Effects[None]:
+    """Pass the request list on; the loops of disaggregation do it at the end of an iteration (protocol.md 1.7)."""
+    link, config = rank.link, rank.config
+    if not link.is_leader:
+        return
+    for replica in link.replicas:
+        meta = Meta(link.rank_id, rank.iteration, rank.slot, rank.inputs, Lane.TP)
+        rank.send_req_work.append((yield from link.send(replica, meta)))
+    if not config.is_last:
+        meta = Meta(link.rank_id, rank.iteration, rank.slot, rank.inputs)
+        rank.send_req_work.append((yield from link.send(link.next, meta)))
 
 
 def is_idle(rank: Rank) -> bool:
     """The first rank may wait for input: no request anywhere, and nothing that it still has to pass on."""
-    return rank.scheduler.fully_idle and rank.pp_outputs is None and not any(rank.carried.values())
+    carries = any(verdict is not None and (verdict.good or verdict.bad) for verdict in rank.carried.values())
+    return rank.scheduler.fully_idle and rank.pp_outputs is None and not carries
 
 
 def apply_inputs(rank: Rank) -> Effects[None]:
@@ -135,13 +150,24 @@ def exchange_if_shallow(rank: Rank) -> Effects[None]:
 
 
 def harvest(rank: Rank) -> Effects[None]:
-    """Step 9: wait for the tokens of slot n on the host and apply them."""
-    batch = rank.scheduler.slots.to_harvest(rank.iteration)
+    """Step 9: wait for the tokens of slot n on the host, apply them, and answer the clients."""
+    yield from absorb_outputs(rank)
+    yield from report_harvest(rank)
+
+
+def absorb_outputs(rank: Rank) -> Effects[None]:
+    """Wait for the tokens of slot n on the host and apply them."""
+    slot = rank.scheduler.slots.to_harvest(rank.iteration)
     tokens: tuple[int, ...] | None = None
-    if batch.in_flight and rank.received is not None:
+    if slot.in_flight and rank.received is not None:
         tokens = yield from await_tokens(rank.received)
-    result = rank.scheduler.absorb(rank.iteration, tokens)
-    yield from harvested(result)
+    rank.result = rank.scheduler.absorb(rank.iteration, tokens)
+
+
+def report_harvest(rank: Rank) -> Effects[None]:
+    """Everything that this iteration delivered or ended is known: record it, act on it, tell the clients."""
+    assert rank.result is not None
+    yield from harvested(rank.scheduler.completed(rank.result))
     yield from ask_environment(rank)
     yield from send_replies(rank)
 

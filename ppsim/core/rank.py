@@ -11,11 +11,16 @@ from dataclasses import dataclass, field
 from ppsim.core.agreed import Agreed
 from ppsim.core.channels import Endpoint
 from ppsim.core.config import RankConfig
-from ppsim.core.effects import Work
+from ppsim.core.effects import Harvest, Work
 from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Hidden, Input, Output, Verdict
+from ppsim.core.pd_decode import DecodeRole
+from ppsim.core.pd_prefill import PrefillRole
+from ppsim.core.roles import Role
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import LaunchedBatch
+
+ROLES: dict[str, type[Role]] = {"plain": Role, "prefill": PrefillRole, "decode": DecodeRole}
 
 
 @dataclass(slots=True, eq=False)
@@ -35,15 +40,21 @@ class Rank:
     last_rank_comm_queue: deque[Output] = field(default_factory=deque)  # last rank: launched, not yet released
     sweep_had_batch: bool = False
     vote_work: list[Work] = field(default_factory=list)
+    verdict_work: list[Work] = field(default_factory=list)
     side_work: list[Work] = field(default_factory=list)
     carried: dict[str, Verdict | None] = field(default_factory=dict)  # vote -> conclusion to pass on in this iteration
+    applied_verdicts: dict[str, int] = field(default_factory=dict)  # vote -> number of the last applied conclusion
+    last_vote: int | None = None  # iteration of Shutdown: the last one in which a vote is taken
     waits_since_ms: dict[str, int] = field(default_factory=dict)  # by the local clock; never replicated
     runs_since_ms: dict[str, int] = field(default_factory=dict)
     # ----
     inputs: tuple[Input, ...] = ()
+    first_pass: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
+    due: dict[str, Verdict | None] = field(default_factory=dict)  # conclusions received in this iteration
     batch: LaunchedBatch | None = None
     hidden: Hidden | None = None  # received for this batch
     hidden_out: Hidden | None = None  # produced by this batch
+    result: Harvest | None = None  # of this iteration, not yet reported
     received: Output | None = None  # output of the slot that is harvested in this iteration
 
     @property
@@ -55,6 +66,7 @@ class Rank:
     def start(self, capacity_tokens: Agreed[int]) -> None:
         """Make the scheduler from the agreed capacity; nothing local can reach it."""
         self.started = Scheduler(self.config, capacity_tokens.value, self.hooks)
+        self.started.role = ROLES[self.config.role](self.started)
 
     @property
     def slot(self) -> int:

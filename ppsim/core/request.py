@@ -24,9 +24,14 @@ class State(Enum):
 
     ARRIVED = "arrived"
     GRAMMAR = "grammar"  # its grammar is being compiled on every rank
+    BOOTSTRAP = "bootstrap"  # prefill role: the decode side has not yet given it a place
+    PREALLOC = "prealloc"  # decode role: waits for KV to be allocated
+    TRANSFER = "transfer"  # decode role: KV is being received
     WAITING = "waiting"
     PREFILL = "prefill"  # at least one chunk launched, the last one not harvested
     DECODE = "decode"
+    INFLIGHT = "inflight"  # prefill role: computed; its KV is being sent, or an aborted transfer drains
+    RETRACTED = "retracted"  # decode role: put out of memory, waits for the vote that lets it resume
     FINISHED = "finished"
     ABORTED = "aborted"
     REFUSED = "refused"
@@ -41,6 +46,16 @@ class Event(Enum):
     COMPILE = "compile"
     GRAMMAR_READY = "grammar_ready"
     GRAMMAR_FAILED = "grammar_failed"
+    BOOTSTRAP = "bootstrap"
+    BOOTSTRAPPED = "bootstrapped"
+    PREALLOC = "prealloc"
+    ALLOCATED = "allocated"
+    TRANSFERRED = "transferred"
+    JOIN = "join"  # decode role: a waiting request joins the running set of a slot
+    COMPUTED = "computed"  # prefill role: the last chunk is harvested
+    DRAIN = "drain"  # prefill role: aborted with transfers possibly under way
+    RESUME = "resume"
+    FAIL = "fail"  # a transfer or a handshake failed
     REFUSE = "refuse"
     LAUNCH_CHUNK = "launch_chunk"
     MIDDLE_CHUNK = "middle_chunk"  # a middle chunk was harvested
@@ -49,6 +64,7 @@ class Event(Enum):
     LAUNCH_DECODE = "launch_decode"
     TOKEN = "token"
     RETRACT = "retract"
+    PUT_OUT = "put_out"  # decode role: retracted into the retracted queue
     FINISH = "finish"
     ABORT = "abort"
 
@@ -62,6 +78,29 @@ TABLE: dict[tuple[State, Event], State] = {
     (State.GRAMMAR, Event.GRAMMAR_READY): State.WAITING,
     (State.GRAMMAR, Event.GRAMMAR_FAILED): State.ABORTED,
     (State.GRAMMAR, Event.ABORT): State.ABORTED,
+    (State.GRAMMAR, Event.BOOTSTRAP): State.BOOTSTRAP,
+    (State.GRAMMAR, Event.PREALLOC): State.PREALLOC,
+    (State.ARRIVED, Event.BOOTSTRAP): State.BOOTSTRAP,
+    (State.BOOTSTRAP, Event.BOOTSTRAPPED): State.WAITING,
+    (State.BOOTSTRAP, Event.ABORT): State.ABORTED,
+    (State.BOOTSTRAP, Event.FAIL): State.ABORTED,
+    (State.ARRIVED, Event.PREALLOC): State.PREALLOC,
+    (State.PREALLOC, Event.ALLOCATED): State.TRANSFER,
+    (State.PREALLOC, Event.ABORT): State.ABORTED,
+    (State.PREALLOC, Event.FAIL): State.ABORTED,
+    (State.TRANSFER, Event.TRANSFERRED): State.WAITING,
+    (State.TRANSFER, Event.FINISH): State.FINISHED,
+    (State.TRANSFER, Event.ABORT): State.ABORTED,
+    (State.TRANSFER, Event.FAIL): State.ABORTED,
+    (State.WAITING, Event.JOIN): State.DECODE,
+    (State.WAITING, Event.FINISH): State.FINISHED,
+    (State.PREFILL, Event.DRAIN): State.INFLIGHT,
+    (State.DECODE, Event.COMPUTED): State.INFLIGHT,
+    (State.INFLIGHT, Event.FINISH): State.FINISHED,
+    (State.INFLIGHT, Event.ABORT): State.ABORTED,
+    (State.INFLIGHT, Event.FAIL): State.ABORTED,
+    (State.RETRACTED, Event.RESUME): State.WAITING,
+    (State.RETRACTED, Event.ABORT): State.ABORTED,
     (State.WAITING, Event.LAUNCH_CHUNK): State.PREFILL,
     (State.WAITING, Event.ABORT): State.ABORTED,
     (State.PREFILL, Event.LAUNCH_CHUNK): State.PREFILL,
@@ -73,6 +112,7 @@ TABLE: dict[tuple[State, Event], State] = {
     (State.DECODE, Event.TOKEN): State.DECODE,
     (State.DECODE, Event.DISCARD): State.DECODE,
     (State.DECODE, Event.RETRACT): State.WAITING,
+    (State.DECODE, Event.PUT_OUT): State.RETRACTED,
     (State.DECODE, Event.FINISH): State.FINISHED,
     (State.DECODE, Event.ABORT): State.ABORTED,
 }
@@ -96,6 +136,8 @@ class Request:
     num_inflight: int = 0  # launched, unharvested batches that contain it
     num_retractions: int = 0
     num_cached_tokens: int = 0  # prompt tokens served by the radix cache at the last admission
+    sent_len: int = 0  # prefill role: tokens whose KV was handed to the transfer
+    retraction_slot: int | None = None  # decode role: the slot whose votes consider it (retraction_mb_id)
     to_abort: str = ""  # marked: ends as soon as no launched batch contains it any more; the text is the reason
 
     @property

@@ -1,4 +1,4 @@
-"""The replicated scheduler: apply inputs, choose the batch of a slot, absorb its outputs.
+"""The replicated scheduler: choose the batch of a slot, absorb its outputs (inputs: ``intake.py``).
 
 This file does not know which rank it runs on. Same inputs in the same order give the same decisions, byte for byte;
 everything else in the project rests on that. The order of steps is that of protocol.md 4.1 to 4.8, and where that
@@ -7,23 +7,18 @@ leaves a choice, the first value of open_choices.md (docs/decisions/0001-open-ch
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ppsim.core.admission import PrefillAdder, Result
-from ppsim.core.agreed import Agreed
 from ppsim.core.batch import ForwardBatch, Mode, Piece
 from ppsim.core.config import RankConfig
 from ppsim.core.digest import digest
 from ppsim.core.effects import Decision, Harvest, Reply
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.hooks import Hooks
-from ppsim.core.kv import KVCache
-from ppsim.core.messages import AbortReq, FlushCache, Input, NewRequest
+from ppsim.core.intake import Intake
 from ppsim.core.order import waiting_order
-from ppsim.core.ratio import NewTokenRatio
 from ppsim.core.request import Event, Request, State
-from ppsim.core.slots import LaunchedBatch, Slot, SlotRing
+from ppsim.core.slots import LaunchedBatch, Slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,139 +32,8 @@ class Row:
     is_decode: bool
 
 
-class Scheduler:
-    """All replicated state of a rank. ``outbox`` collects replies until the loop sends them."""
-
-    def __init__(self, config: RankConfig, capacity_tokens: int, hooks: Hooks) -> None:
-        self.config = config
-        self.hooks = hooks
-        self.kv = KVCache(config, capacity_tokens, hooks)
-        self.slots = SlotRing(config.pp_size, config.pp_async_batch_depth)
-        self.ratio = NewTokenRatio(
-            config.init_new_token_ratio, config.min_new_token_ratio, config.new_token_ratio_decay_steps
-        )
-        self.waiting: list[Request] = []
-        self.chunked: Request | None = None
-        self.requests: dict[str, Request] = {}  # everything that is not terminal, in order of arrival
-        self.outbox: list[Reply] = []
-        self.decode_turns = 0  # iterations of decode still owed after a prefill (prefill_decode_interval)
-        self.num_retractions = 0
-        self.num_unfit_aborts = 0
-        self.num_parked_chunks = 0
-        self.num_ignored_aborts = 0
-        self.grammar_queue: list[Request] = []
-        self.acts: list[tuple[str, str, str]] = []  # (what, key, argument): asked of the local environment by the loop
-        self.ended: list[str] = []  # aborted since the last harvest record, in order
-
-    # --- inputs ----------------------------------------------------------------------------------------------
-
-    def apply(self, inputs: Iterable[Input]) -> None:
-        """Process the replicated request list of an iteration, in order."""
-        for item in inputs:
-            match item:
-                case NewRequest():
-                    self._accept(Request(item))
-                case AbortReq():
-                    self._abort(item)
-                case FlushCache():
-                    self._flush(item)
-
-    def _accept(self, request: Request) -> None:
-        problem = self._why_never(request)
-        if problem:
-            request.on(Event.REFUSE)
-            self.outbox.append(Reply(request.rid, "refused", reason=problem))
-            return
-        self.requests[request.rid] = request
-        if request.spec.grammar is not None:
-            request.on(Event.COMPILE)
-            self.grammar_queue.append(request)
-            self.acts.append(("compile", request.rid, request.spec.grammar))
-            return
-        request.on(Event.ACCEPT)
-        self.waiting.append(request)
-
-    # --- abort -----------------------------------------------------------------------------------------------
-
-    def _abort(self, item: AbortReq) -> None:
-        """Mark what the abort names; whoever is in no launched batch ends at once (protocol.md 7.4)."""
-        found = [r for r in self.requests.values() if item.abort_all or r.rid == item.rid]
-        found = [r for r in found if self.hooks.reaches(self, r)]
-        if not found and not item.abort_all:
-            self.num_ignored_aborts += 1  # unknown or finished: no reply, nothing changes (invariant 61)
-        for request in found:
-            if not request.to_abort:
-                request.to_abort = item.reason
-            if request is self.chunked:
-                self.chunked = None  # it launches no further chunk (invariant 60)
-            if self.hooks.may_end_now(request):
-                self._end_aborted(request)
-
-    def _end_aborted(self, request: Request) -> None:
-        """Leave every queue, give all KV back without caching it, and send the one terminal reply."""
-        if request.state is State.GRAMMAR:
-            self.grammar_queue = [r for r in self.grammar_queue if r is not request]
-            self.acts.append(("cancel_compile", request.rid, ""))
-        if request.state is State.WAITING:
-            self.waiting = [r for r in self.waiting if r is not request]
-        if request.req_slot is not None:
-            self.kv.finish(request, insert=False)
-        request.on(Event.ABORT)
-        del self.requests[request.rid]
-        self.ended.append(request.rid)
-        self.outbox.append(
-            Reply(request.rid, "aborted", num_output_tokens=len(request.output_ids), reason=request.to_abort)
-        )
-
-    def _flush(self, item: FlushCache) -> None:
-        """Empty the radix cache, but never under a batch in flight (bugs.md B45)."""
-        if not self.fully_idle:
-            self.outbox.append(Reply(item.rid, "refused", reason="flush_cache: requests are waiting or in flight"))
-            return
-        self.kv.tree.reset()
-        self.outbox.append(Reply(item.rid, "finished", reason="flushed"))
-
-    def resolve_grammar(self, ready: Agreed[tuple[str, ...]], failed: Agreed[tuple[str, ...]]) -> None:
-        """Move requests whose grammar is ready to the waiting queue, in queue order; failed ones end. Failed wins."""
-        for request in list(self.grammar_queue):
-            if request.rid in failed.value:
-                request.to_abort = "grammar failed to compile"
-                self.grammar_queue.remove(request)
-                request.on(Event.GRAMMAR_FAILED)
-                del self.requests[request.rid]
-                self.ended.append(request.rid)
-                self.outbox.append(Reply(request.rid, "aborted", reason=request.to_abort))
-            elif request.rid in ready.value:
-                self.grammar_queue.remove(request)
-                request.on(Event.GRAMMAR_READY)
-                self.waiting.append(request)
-
-    def _why_never(self, request: Request) -> str:
-        """Why this request could never run, even alone in an empty pool; empty if it could."""
-        config, spec = self.config, request.spec
-        if request.rid in self.requests:
-            return f"a request with id {request.rid!r} is already here"
-        if request.prompt_len == 0 or spec.max_new_tokens < 1:
-            return f"nothing to do: {request.prompt_len} prompt tokens, max_new_tokens {spec.max_new_tokens}"
-        total = request.prompt_len + spec.max_new_tokens
-        if total > config.context_length:
-            return (
-                f"{request.prompt_len} prompt + {spec.max_new_tokens} new tokens exceed the context length of "
-                f"{config.context_length}"
-            )
-        capacity = self.kv.pool.capacity_tokens
-        reserve = request.prompt_len + min(spec.max_new_tokens, config.clip_max_new_tokens) + config.page_size
-        if reserve >= capacity or total - 1 > capacity:
-            return (
-                f"{request.prompt_len} prompt + {spec.max_new_tokens} new tokens + one page never fit the KV pool of "
-                f"{capacity} tokens"
-            )
-        return ""
-
-    @property
-    def fully_idle(self) -> bool:
-        """No request anywhere and nothing in flight (protocol.md section 9; bugs.md B45)."""
-        return not self.requests and self.slots.drained
+class Scheduler(Intake):
+    """The decisions of a rank."""
 
     # --- a visit of a slot -----------------------------------------------------------------------------------
 
@@ -180,7 +44,8 @@ class Scheduler:
         self._merge_last_batch(slot)
         retracted: list[str] = []
         batch = None
-        if not self._decode_is_owed(slot):
+        self.role.before_schedule(slot)
+        if self.role.prefills and not self._decode_is_owed(slot):
             batch = self._new_prefill(slot, iteration)
         if batch is None:
             batch = self._decode(slot, iteration, retracted)
@@ -191,6 +56,7 @@ class Scheduler:
         """Cache what is launched of the chunked request, so that the next chunk continues on the tree's pages."""
         if self.chunked is not None and self.chunked.kv_len > self.chunked.cached_len:
             self.kv.stash(self.chunked)
+            self.role.chunk_done(self.chunked)
 
     def _merge_last_batch(self, slot: Slot) -> None:
         """Requests whose prompt is done join the slot's decode set; consumed once (protocol.md 1.4, stale entry)."""
@@ -201,7 +67,7 @@ class Scheduler:
             stay = [r for r in last.requests if r.state is State.DECODE and r.rid not in unfinished]
             shrank = len(stay) < len(last.requests)
             slot.running += stay
-        if self.hooks.clears_full_flag(slot, shrank):
+        if self.hooks.clears_full_flag(slot, shrank) or self.role.clears_full_flag:
             slot.batch_is_full = False
 
     def _decode_is_owed(self, slot: Slot) -> bool:
@@ -359,13 +225,13 @@ class Scheduler:
             request = order.pop()
             popped.append(request)
             self.kv.retract(request)
-            request.on(Event.RETRACT)
             request.num_retractions += 1
         if not self._decode_fits(order):
             self._abort_unfit(order.pop())
         self.num_retractions += len(popped)
         retracted += [r.rid for r in popped]
-        self.waiting += popped
+        for request in popped:
+            self.role.retracted(request)
         slot.running = [r for r in slot.running if r in order]
         generated = sum(len(r.output_ids) for r in order)
         limits = sum(r.spec.max_new_tokens for r in order)
@@ -374,11 +240,8 @@ class Scheduler:
     def _abort_unfit(self, request: Request) -> None:
         """Even alone its next token does not fit: a clear reply instead of a crash."""
         self.num_unfit_aborts += 1
-        self.kv.retract(request)
-        request.on(Event.ABORT)
-        del self.requests[request.rid]
         reason = "out of KV memory: the next token does not fit, and no other request of the slot can be retracted"
-        self.outbox.append(Reply(request.rid, "aborted", num_output_tokens=len(request.output_ids), reason=reason))
+        self.end(request, Event.ABORT, reason)
 
     def _grow_one(self, request: Request) -> Row:
         prefix_len = request.kv_len
@@ -456,6 +319,8 @@ class Scheduler:
         first = request.state is State.PREFILL
         request.on(Event.FIRST_TOKEN if first else Event.TOKEN)
         request.output_ids.append(token)
+        if self.role.takes_over(request):
+            return
         reason = request.hits_stop()
         if reason:
             self.kv.finish(request)
@@ -466,6 +331,18 @@ class Scheduler:
             self.kv.stash(request)
         self.outbox.append(
             Reply(request.rid, "finished" if reason else "token", (token,), len(request.output_ids), reason)
+        )
+
+    def completed(self, result: Harvest) -> Harvest:
+        """The record of an iteration with what ended after the harvest itself (a release vote, for instance)."""
+        if not self.ended and not self.delivered:
+            return result
+        late = self._harvest(result.iteration, result.slot, result.harvested, [], [], [])
+        return replace(
+            late,
+            delivered=result.delivered + late.delivered,
+            finished=result.finished + late.finished,
+            token_ids=result.token_ids + late.token_ids,
         )
 
     def on_idle(self) -> None:
@@ -485,7 +362,10 @@ class Scheduler:
         tokens: list[int],
     ) -> Harvest:
         free, evictable = self.kv.pool.free_tokens, self.kv.tree.evictable_tokens
-        finished, self.ended = finished + self.ended, []
+        finished, self.ended = self.ended + finished, []
+        early, self.delivered = self.delivered, []
+        delivered = [(rid, n) for rid, n, _ in early] + delivered
+        tokens = [token for _, _, token in early] + tokens
         return Harvest(iteration, slot, harvested, tuple(delivered), tuple(finished), tuple(tokens), free, evictable)
 
     def _decision(self, iteration: int, slot: Slot, batch: LaunchedBatch | None, retracted: list[str]) -> Decision:
@@ -494,6 +374,7 @@ class Scheduler:
         state = digest(
             [r.rid for r in self.waiting],
             [r.rid for r in self.grammar_queue],
+            self.role.key(),
             [r.rid for r in slot.running],
             slot.batch_is_full,
             self.kv.pool.free_tokens,

@@ -1,0 +1,160 @@
+"""Inputs of an iteration: new requests, aborts, flushes, and grammars that became ready.
+
+Everything here is driven by the replicated request list (or by an agreed conclusion), so it happens in the same
+iteration on every rank. An abort finds its request wherever it is, ends it at once where no launched batch contains it,
+and otherwise when the last such batch is harvested; unknown and finished requests are counted and left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ppsim.core.agreed import Agreed
+from ppsim.core.config import RankConfig
+from ppsim.core.effects import Reply
+from ppsim.core.hooks import Hooks
+from ppsim.core.kv import KVCache
+from ppsim.core.messages import AbortReq, FlushCache, Input, NewRequest
+from ppsim.core.ratio import NewTokenRatio
+from ppsim.core.request import Event, Request, State
+from ppsim.core.roles import Role
+from ppsim.core.slots import SlotRing
+
+
+class Intake:
+    """All replicated state of a rank, and what inputs do to it. ``outbox`` keeps replies until the loop sends them."""
+
+    def __init__(self, config: RankConfig, capacity_tokens: int, hooks: Hooks) -> None:
+        self.config = config
+        self.hooks = hooks
+        self.kv = KVCache(config, capacity_tokens, hooks)
+        self.slots = SlotRing(config.pp_size, config.pp_async_batch_depth)
+        self.ratio = NewTokenRatio(
+            config.init_new_token_ratio, config.min_new_token_ratio, config.new_token_ratio_decay_steps
+        )
+        self.waiting: list[Request] = []
+        self.chunked: Request | None = None
+        self.requests: dict[str, Request] = {}  # everything that is not terminal, in order of arrival
+        self.outbox: list[Reply] = []
+        self.decode_turns = 0  # iterations of decode still owed after a prefill (prefill_decode_interval)
+        self.num_retractions = 0
+        self.num_unfit_aborts = 0
+        self.num_parked_chunks = 0
+        self.num_ignored_aborts = 0
+        self.grammar_queue: list[Request] = []
+        self.acts: list[tuple[str, str, str]] = []  # (what, key, argument): asked of the local environment by the loop
+        self.ended: list[str] = []  # ended outside a harvest since the last record, in order
+        self.delivered: list[tuple[str, int, int]] = []  # (rid, n, token) delivered outside a harvest, likewise
+        self.role: Role = Role(self)
+
+    # --- inputs ----------------------------------------------------------------------------------------------
+
+    def apply(self, inputs: Iterable[Input]) -> None:
+        """Process the replicated request list of an iteration, in order."""
+        for item in inputs:
+            match item:
+                case NewRequest():
+                    self._accept(Request(item))
+                case AbortReq():
+                    self._abort(item)
+                case FlushCache():
+                    self._flush(item)
+
+    def _accept(self, request: Request) -> None:
+        request.spec = self.role.adapted(request.spec)
+        problem = self._why_never(request)
+        if problem:
+            request.on(Event.REFUSE)
+            self.outbox.append(Reply(request.rid, "refused", reason=problem))
+            return
+        self.requests[request.rid] = request
+        if request.spec.grammar is not None:
+            request.on(Event.COMPILE)
+            self.grammar_queue.append(request)
+            self.acts.append(("compile", request.rid, request.spec.grammar))
+            return
+        self.role.enqueue(request)
+
+    # --- abort -----------------------------------------------------------------------------------------------
+
+    def _abort(self, item: AbortReq) -> None:
+        """Mark what the abort names; whoever is in no launched batch ends at once (protocol.md 7.4)."""
+        found = [r for r in self.requests.values() if item.abort_all or r.rid == item.rid]
+        found = [r for r in found if self.hooks.reaches(self, r)]
+        if not found and not item.abort_all:
+            self.num_ignored_aborts += 1  # unknown or finished: no reply, nothing changes (invariant 61)
+        for request in found:
+            if not request.to_abort:
+                request.to_abort = item.reason
+            if request is self.chunked:
+                self.chunked = None  # it launches no further chunk (invariant 60)
+            if self.hooks.may_end_now(request):
+                self._end_aborted(request)
+
+    def _end_aborted(self, request: Request) -> None:
+        """Leave every queue, give all KV back without caching it, and send the one terminal reply."""
+        if request.state is State.GRAMMAR:
+            self.grammar_queue = [r for r in self.grammar_queue if r is not request]
+            self.acts.append(("cancel_compile", request.rid, ""))
+        if request.state is State.WAITING:
+            self.waiting = [r for r in self.waiting if r is not request]
+        if not self.role.drains(request):
+            self.end(request, Event.ABORT, request.to_abort)
+
+    def end(self, request: Request, event: Event, reason: str, *, insert: bool = False) -> None:
+        """A request ends outside a harvest: KV back, one terminal reply."""
+        if request.req_slot is not None:
+            self.kv.finish(request, insert=insert)
+        request.on(event)
+        del self.requests[request.rid]
+        self.ended.append(request.rid)
+        status = "finished" if event is Event.FINISH else "aborted"
+        self.outbox.append(Reply(request.rid, status, num_output_tokens=len(request.output_ids), reason=reason))
+
+    def _flush(self, item: FlushCache) -> None:
+        """Empty the radix cache, but never under a batch in flight (bugs.md B45)."""
+        if not self.fully_idle:
+            self.outbox.append(Reply(item.rid, "refused", reason="flush_cache: requests are waiting or in flight"))
+            return
+        self.kv.tree.reset()
+        self.outbox.append(Reply(item.rid, "finished", reason="flushed"))
+
+    def resolve_grammar(self, ready: Agreed[tuple[str, ...]], failed: Agreed[tuple[str, ...]]) -> None:
+        """Move requests whose grammar is ready to the waiting queue, in queue order; failed ones end. Failed wins."""
+        for request in list(self.grammar_queue):
+            if request.rid in failed.value:
+                self.grammar_queue.remove(request)
+                self.end(request, Event.GRAMMAR_FAILED, "grammar failed to compile")
+            elif request.rid in ready.value:
+                self.grammar_queue.remove(request)
+                self.role.enqueue(request)
+
+    def _why_never(self, request: Request) -> str:
+        """Why this request could never run, even alone in an empty pool; empty if it could."""
+        config, spec = self.config, request.spec
+        if request.rid in self.requests:
+            return f"a request with id {request.rid!r} is already here"
+        if request.prompt_len == 0 or spec.max_new_tokens < 1:
+            return f"nothing to do: {request.prompt_len} prompt tokens, max_new_tokens {spec.max_new_tokens}"
+        total = request.prompt_len + spec.max_new_tokens
+        if total > config.context_length:
+            return (
+                f"{request.prompt_len} prompt + {spec.max_new_tokens} new tokens exceed the context length of "
+                f"{config.context_length}"
+            )
+        refusal = self.role.why_never(request)
+        if refusal:
+            return refusal
+        capacity = self.kv.pool.capacity_tokens
+        reserve = request.prompt_len + min(spec.max_new_tokens, config.clip_max_new_tokens) + config.page_size
+        if reserve >= capacity or total - 1 > capacity:
+            return (
+                f"{request.prompt_len} prompt + {spec.max_new_tokens} new tokens + one page never fit the KV pool of "
+                f"{capacity} tokens"
+            )
+        return ""
+
+    @property
+    def fully_idle(self) -> bool:
+        """No request anywhere and nothing in flight (protocol.md section 9; bugs.md B45)."""
+        return not self.requests and self.slots.drained

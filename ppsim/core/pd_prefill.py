@@ -1,0 +1,116 @@
+"""Prefill side of disaggregation (protocol.md 4.6, 6.5).
+
+    bootstrap   the decode side has not given the request a place yet; leaves by an agreed conclusion
+    waiting     scheduled like any other; max_new_tokens counts as 1; KV of finished chunks is sent at once
+    inflight    the last chunk is harvested, its KV is being sent; leaves by the release vote ("terminal everywhere")
+
+KV is given back only when the transfer is terminal on every rank: an aborted request whose chunks are on their way
+drains in the inflight queue first (invariant 52).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ppsim.core.agreed import Agreed
+from ppsim.core.consensus import Rids
+from ppsim.core.effects import Reply
+from ppsim.core.intake import Intake
+from ppsim.core.messages import NewRequest
+from ppsim.core.request import Event, Request, State
+from ppsim.core.roles import Role
+
+
+class PrefillRole(Role):
+    """Queues of a prefill server. ``free_buffers`` are the metadata buffers of protocol.md 6.5."""
+
+    clears_full_flag = True
+
+    def __init__(self, scheduler: Intake) -> None:
+        super().__init__(scheduler)
+        self.bootstrap: list[Request] = []
+        self.inflight: list[Request] = []
+        self.free_buffers = 2 * scheduler.config.max_running_requests
+
+    def queues(self) -> dict[str, list[Request]]:
+        return {"bootstrap": self.bootstrap, "inflight": self.inflight}
+
+    def adapted(self, spec: NewRequest) -> NewRequest:
+        """A prefill server computes the prompt and one token."""
+        return replace(spec, max_new_tokens=1)
+
+    def enqueue(self, request: Request) -> None:
+        request.on(Event.BOOTSTRAP)
+        self.bootstrap.append(request)
+        self.scheduler.acts.append(("bootstrap", request.rid, ""))
+
+    def apply_bootstrap(self, good: Agreed[Rids], bad: Agreed[Rids]) -> None:
+        """Admit or fail, in queue order; bad wins. A request without a free metadata buffer stays."""
+        for request in list(self.bootstrap):
+            if request.rid in bad.value:
+                self.bootstrap.remove(request)
+                self.scheduler.end(request, Event.FAIL, "the handshake with the decode side failed")
+            elif request.rid in good.value and self.free_buffers:
+                self.free_buffers -= 1
+                self.bootstrap.remove(request)
+                request.on(Event.BOOTSTRAPPED)
+                self.scheduler.waiting.append(request)
+                self.scheduler.acts.append(("admitted", request.rid, ""))
+
+    def chunk_done(self, request: Request) -> None:
+        """Send the finished whole pages of a chunk, in the iteration that schedules the next one."""
+        page = self.scheduler.config.page_size
+        whole = request.kv_len // page * page
+        if whole > request.sent_len:
+            self.scheduler.acts.append(("send_chunk", request.rid, f"{request.sent_len}:{whole}"))
+            request.sent_len = whole
+
+    def takes_over(self, request: Request) -> bool:
+        """The prompt is computed: send what is left with the first token, and wait for the release vote."""
+        scheduler = self.scheduler
+        scheduler.kv.stash(request)
+        scheduler.acts.append(("send_last", request.rid, f"{request.sent_len}:{request.kv_len}"))
+        request.sent_len = request.kv_len
+        request.on(Event.COMPUTED)
+        self.inflight.append(request)
+        return True
+
+    def apply_release(self, good: Agreed[Rids], bad: Agreed[Rids]) -> None:
+        """Give KV back for what is terminal everywhere; what failed anywhere is a failure everywhere."""
+        scheduler = self.scheduler
+        for request in list(self.inflight):
+            if request.rid not in good.value:
+                continue
+            self.inflight.remove(request)
+            self.free_buffers += 1
+            if request.to_abort:
+                scheduler.end(request, Event.ABORT, request.to_abort)
+            elif request.rid in bad.value:
+                scheduler.end(request, Event.FAIL, "the KV transfer to the decode side failed", insert=True)
+            else:
+                self._finish(request)
+
+    def _finish(self, request: Request) -> None:
+        scheduler = self.scheduler
+        scheduler.kv.finish(request)
+        request.on(Event.FINISH)
+        del scheduler.requests[request.rid]
+        scheduler.ended.append(request.rid)
+        scheduler.outbox.append(
+            Reply(request.rid, "finished", (request.output_ids[-1],), len(request.output_ids), "transferred")
+        )
+
+    def drains(self, request: Request) -> bool:
+        scheduler = self.scheduler
+        scheduler.acts.append(("abort_sender", request.rid, ""))
+        if request.state is State.BOOTSTRAP:
+            self.bootstrap.remove(request)
+            return False
+        if request.state is State.INFLIGHT:
+            return True
+        if request.state is State.PREFILL and request.sent_len:
+            request.on(Event.DRAIN)
+            self.inflight.append(request)
+            return True
+        self.free_buffers += 1
+        return False
