@@ -45,6 +45,20 @@ def test_names_that_are_awkward_in_json_survive(tmp_path: Path) -> None:
     assert everything(read_recording(tmp_path / "a.jsonl")) == everything(recording)
 
 
+def test_looks_at_the_world_are_counted_within_an_iteration_and_reading_nothing_is_no_record() -> None:
+    recording = two_requests()
+    assert [(o.iteration, o.nth) for o in recording.observations[0]] == [(2, 0), (2, 1), (3, 0)]
+    assert [i.iteration for i in recording.ingestions] == [0, 1, 2, 4]
+
+
+def test_two_recordings_in_one_file_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    lines = written(two_requests(), path)
+    path.write_text("".join([*lines, *lines]))
+    with pytest.raises(RecordingError, match=rf"a\.jsonl:{len(lines) + 1}: text after the end record"):
+        read_recording(path)
+
+
 def test_replicas_that_agree_are_written_once_and_the_one_record_that_differs_stands_out(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in written(two_requests(), tmp_path / "a.jsonl")[1:]]
     rank_one = [line for line in lines if line[0] in ("decision", "harvest", "same") and line[1] == 1]
