@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import pytest
+
+from ppsim.core.loop import Phase, event_loop_pp
+from ppsim.core.rank import Rank
 from ppsim.recording import Recording
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import put, validate
@@ -84,3 +88,19 @@ def deliveries(recording: Recording, rank: int = 0) -> dict[str, dict[int, int]]
 def forward_starts(recording: Recording, rank: int) -> dict[int, int]:
     """Start of the forward pass of each iteration, in ns."""
     return {span.iteration: span.start_ns for span in recording.spans[rank] if span.stream == "forward"}
+
+
+def change_plan(monkeypatch: pytest.MonkeyPatch, plan_of: Callable[[Rank], tuple[Phase, ...]]) -> None:
+    """Let each simulated rank run another list of phases: a planted bug in the order of an iteration."""
+    monkeypatch.setattr("ppsim.world.driver.event_loop_pp", lambda rank: event_loop_pp(rank, plan_of(rank)))
+
+
+def without(plan: tuple[Phase, ...], *left_out: Phase) -> tuple[Phase, ...]:
+    return tuple(phase for phase in plan if phase not in left_out)
+
+
+def moved_behind(plan: tuple[Phase, ...], moved: Phase, anchor: Phase) -> tuple[Phase, ...]:
+    """The plan with one phase right behind another."""
+    rest = without(plan, moved)
+    place = rest.index(anchor) + 1
+    return (*rest[:place], moved, *rest[place:])
