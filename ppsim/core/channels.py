@@ -5,6 +5,7 @@
     CONTROL  k -> k+1, last -> first (verdicts)       request lists, votes, verdicts
     TP       leader of a stage -> its replicas        the same request lists; reductions inside the stage
     TENSOR   k -> k+1 (hidden), ring (outputs)        device data; each tensor-parallel replica on its own
+    CHECK    rank_id r -> r+1, replicas included      digests of the rank consensus checker (checker.py)
 
 A message of another kind than the awaited one is put into the inbox of its kind (bugs.md B54). A message of the right
 kind with the wrong logical address is a protocol error that names the side at fault.
@@ -18,9 +19,9 @@ from typing import TypeVar
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects, Work, commit, recv, send
 from ppsim.core.errors import ProtocolError
-from ppsim.core.messages import Hidden, Kind, Lane, Message, Meta, Output, Side, Start, Verdict, Vote
+from ppsim.core.messages import Check, Hidden, Kind, Lane, Message, Meta, Output, Side, Start, Verdict, Vote
 
-M = TypeVar("M", Start, Meta, Hidden, Output, Vote, Verdict, Side)
+M = TypeVar("M", Start, Meta, Hidden, Output, Vote, Verdict, Side, Check)
 
 
 class Endpoint:

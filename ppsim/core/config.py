@@ -46,6 +46,7 @@ class RankConfig:
     min_new_token_ratio: Fraction = Fraction(7, 10) * Fraction(14, 100)
     new_token_ratio_decay_steps: int = 600
     retract_decode_steps: int = 20
+    consensus_check_interval: int = 0  # iterations between two comparisons of calls (checker.py); 0: off
     # Dynamic chunking: (first prefix length, chunk size) in rising order; size 0 falls back to the fixed size.
     chunk_table: tuple[tuple[int, int], ...] = field(default=())
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ppsim.core.agreed import Agreed
+from ppsim.core.agreed_call import agreed_call
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Reply
 from ppsim.core.hooks import Hooks
@@ -49,6 +50,7 @@ class Intake:
 
     # --- inputs ----------------------------------------------------------------------------------------------
 
+    @agreed_call("INV-01", "inputs")
     def apply(self, inputs: Iterable[Input]) -> None:
         """Process the replicated request list of an iteration, in order."""
         for item in inputs:
@@ -101,6 +103,7 @@ class Intake:
         if not self.role.drains(request):
             self.end(request, Event.ABORT, request.to_abort)
 
+    @agreed_call("INV-42", "request.rid", "event", "reason")
     def end(self, request: Request, event: Event, reason: str, *, insert: bool = False) -> None:
         """A request ends outside a harvest: KV back, one terminal reply."""
         if request.req_slot is not None:
@@ -119,6 +122,7 @@ class Intake:
         self.kv.tree.reset()
         self.outbox.append(Reply(item.rid, "finished", reason="flushed"))
 
+    @agreed_call("INV-43", "ready", "failed")
     def resolve_grammar(self, ready: Agreed[tuple[str, ...]], failed: Agreed[tuple[str, ...]]) -> None:
         """Move requests whose grammar is ready to the waiting queue, in queue order; failed ones end. Failed wins."""
         for request in list(self.grammar_queue):

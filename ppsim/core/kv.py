@@ -11,6 +11,7 @@ With the radix cache off the tree stays empty and every page belongs to one requ
 
 from __future__ import annotations
 
+from ppsim.core.agreed_call import agreed_call
 from ppsim.core.config import RankConfig
 from ppsim.core.hooks import Hooks
 from ppsim.core.pool import Pool
@@ -33,12 +34,14 @@ class KVCache:
         """Tokens that an allocation could get: free now, or after eviction."""
         return self.pool.free_tokens + self.tree.evictable_tokens
 
+    @agreed_call("INV-27", "request.rid", "request.seq_len", result=("result.num_tokens",))
     def match(self, request: Request) -> Match:
         """Longest cached prefix of a request that is to be (re-)prefilled; the last token is always computed."""
         if not self.enable_radix_cache:
             return Match(0, [], self.tree.root)
         return self.tree.match(request.tokens(request.seq_len - 1))
 
+    @agreed_call("INV-24", "request.rid", "len(request.pages)", state=("len(free_rows)",))
     def admit_prefix(self, request: Request) -> None:
         """Give an admitted request its row and its share of the cached prefix it stands on (already locked)."""
         self.take_row(request)
@@ -55,6 +58,7 @@ class KVCache:
         missing = self._missing_pages(request, num_tokens)
         return missing * self.pool.page_size <= self.available_tokens
 
+    @agreed_call("INV-23", "request.rid", "request.kv_len", "num_tokens")
     def grow(self, request: Request, num_tokens: int) -> None:
         """Take pages for the next ``num_tokens`` tokens, evicting only what is missing, and count them as written."""
         missing = self._missing_pages(request, num_tokens)
@@ -67,6 +71,7 @@ class KVCache:
         if num_pages > self.pool.num_free_pages:
             self.tree.evict(num_pages - self.pool.num_free_pages)
 
+    @agreed_call("INV-25", "request.rid", "request.kv_len", "request.cached_len")
     def stash(self, request: Request) -> None:
         """Put what is computed (or launched) of an unfinished request into the tree and stand on the new node.
 
@@ -87,12 +92,14 @@ class KVCache:
             self.tree.unlock(request.last_node)
         request.last_node, request.cached_len = found.node, found.num_tokens
 
+    @agreed_call("INV-23", "request.rid", "request.kv_len", "insert", state=("len(free_rows)",))
     def finish(self, request: Request, *, insert: bool = True) -> None:
         """Give everything back; with ``insert`` the whole pages of prompt + output stay cached."""
         if self.enable_radix_cache and insert:
             self.tree.insert(request.tokens(request.kv_len), request.pages)
         self._release(request)
 
+    @agreed_call("INV-18", "request.rid", "request.kv_len", state=("len(free_rows)",))
     def retract(self, request: Request) -> None:
         """Give everything back without caching it (protocol.md 4.5)."""
         self._release(request)

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+from ppsim.core import checker, phases, votes
 from ppsim.core import pd_phases as pd
-from ppsim.core import phases, votes
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects
 from ppsim.core.leader import agree_grammar
@@ -45,6 +45,7 @@ PREFILL: Plan = (
     phases.ingest_inputs,
     pd.note_shutdown,
     phases.commit_inputs,
+    phases.share_inputs,
     phases.apply_inputs,
     agree_grammar,
     pd.agree_bootstrap,
@@ -67,6 +68,7 @@ PREFILL_VOTING: Plan = (
     phases.ingest_inputs,
     pd.note_shutdown,
     phases.commit_inputs,
+    phases.share_inputs,
     phases.apply_inputs,
     agree_grammar,
     pd.first("bootstrap", pd.view_bootstrap),
@@ -91,6 +93,7 @@ DECODE: Plan = (
     phases.ingest_inputs,
     pd.note_shutdown,
     phases.commit_inputs,
+    phases.share_inputs,
     phases.apply_inputs,
     agree_grammar,
     pd.first("retract", pd.view_retract),
@@ -138,8 +141,11 @@ def event_loop_pp(rank: Rank, plan: Plan | None = None) -> Effects[None]:
             yield from phase(rank)
             if rank.stopped:
                 yield from pd.pass_on_the_rest(rank, votes_of(rank.config))
+                yield from checker.conclude(rank)
                 yield from phases.finish(rank)
                 return
+        if rank.checker is not None:
+            yield from checker.compare(rank)
         rank.iteration += 1
 
 

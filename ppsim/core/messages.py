@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar, TypeAlias
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from ppsim.core.tokens import TokenBytes
 
@@ -24,6 +24,7 @@ class Lane(Enum):
     GRAMMAR = "grammar"
     HICACHE = "hicache"
     BOOTSTRAP = "bootstrap"
+    CHECK = "check"  # digests of the rank consensus checker
 
     # By identity: Enum hashes its name in Python code, which costs a tenth of a run. Nothing iterates in hash order.
     __hash__ = object.__hash__
@@ -39,6 +40,7 @@ class Kind(Enum):
     VOTE = "vote"
     VERDICT = "verdict"
     SIDE = "side"
+    CHECK = "check"
 
     __hash__ = object.__hash__
 
@@ -187,4 +189,35 @@ class Side:
     counts: tuple[int, ...] = ()
 
 
-Message: TypeAlias = Start | Meta | Hidden | Output | Vote | Verdict | Side
+class Call(NamedTuple):
+    """One entry in a rank's log of calls that must be the same everywhere (``checker.py``)."""
+
+    iteration: int
+    invariant: str  # which one a difference breaks
+    name: str
+    text: str
+
+
+class CallLog(NamedTuple):
+    """The calls of a window, as ``ranks`` made them, and their digest."""
+
+    ranks: tuple[int, ...]
+    digest: str
+    calls: tuple[Call, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """MIN and MAX of the digests of all ranks up to the sender, and one log for each distinct digest."""
+
+    kind: ClassVar[Kind] = Kind.CHECK
+    lane: ClassVar[Lane] = Lane.CHECK
+    sender: int
+    iteration: int
+    slot: int
+    lowest: str
+    highest: str
+    logs: tuple[CallLog, ...]
+
+
+Message: TypeAlias = Start | Meta | Hidden | Output | Vote | Verdict | Side | Check

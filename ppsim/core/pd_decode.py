@@ -12,6 +12,7 @@ the later ranks keep its KV for ever (protocol.md 6.3).
 from __future__ import annotations
 
 from ppsim.core.agreed import Agreed
+from ppsim.core.agreed_call import agreed_call
 from ppsim.core.consensus import Rids
 from ppsim.core.effects import Reply
 from ppsim.core.intake import Intake
@@ -49,6 +50,7 @@ class DecodeRole(Role):
 
     # --- prealloc --------------------------------------------------------------------------------------------
 
+    @agreed_call("INV-47", "good", "bad")
     def apply_prealloc(self, good: Agreed[Rids], bad: Agreed[Rids], slot: Slot) -> None:
         """Fail what failed anywhere; allocate in queue order until the first misfit. Retracted requests go first."""
         for request in list(self.prealloc):
@@ -92,6 +94,7 @@ class DecodeRole(Role):
 
     # --- transfer --------------------------------------------------------------------------------------------
 
+    @agreed_call("INV-47", "good", "bad")
     def apply_transferred(self, good: Agreed[Rids], bad: Agreed[Rids], first_tokens: Agreed[dict[str, int]]) -> None:
         """Commit what is terminal everywhere: the first token came with the metadata; failures give their KV back."""
         for request in list(self.transfer):
@@ -145,6 +148,7 @@ class DecodeRole(Role):
                 request.retraction_slot = slot.index
         return tuple(r.rid for r in self.put_out if r.retraction_slot == slot.index)
 
+    @agreed_call("INV-47", "good")
     def apply_retract(self, good: Agreed[Rids]) -> None:
         """Resume in queue order; the first misfit stops it."""
         scheduler = self.scheduler

@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ppsim.core.agreed import Agreed
+from ppsim.core.agreed_call import agreed_call
 from ppsim.core.consensus import Rids
 from ppsim.core.effects import Reply
 from ppsim.core.intake import Intake
@@ -44,6 +45,7 @@ class PrefillRole(Role):
         self.bootstrap.append(request)
         self.scheduler.acts.append(("bootstrap", request.rid, ""))
 
+    @agreed_call("INV-47", "good", "bad")
     def apply_bootstrap(self, good: Agreed[Rids], bad: Agreed[Rids]) -> None:
         """Admit or fail, in queue order; bad wins. A request without a free metadata buffer stays."""
         for request in list(self.bootstrap):
@@ -75,6 +77,7 @@ class PrefillRole(Role):
         self.inflight.append(request)
         return True
 
+    @agreed_call("INV-47", "good", "bad")
     def apply_release(self, good: Agreed[Rids], bad: Agreed[Rids]) -> None:
         """Give KV back for what is terminal everywhere; what failed anywhere is a failure everywhere."""
         scheduler = self.scheduler

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from ppsim.core.agreed_call import agreed_call
 from ppsim.core.errors import PoolError
 
 
@@ -44,6 +45,7 @@ class Pool:
         """Pages that hold so many tokens."""
         return -(-num_tokens // self.page_size)
 
+    @agreed_call("INV-23", "num_pages", state=("num_free_pages",))
     def alloc(self, num_pages: int) -> list[int]:
         """Take pages from the head of the free list, one holder each. Raises PoolError if there are too few."""
         if num_pages > len(self._free):
@@ -53,6 +55,7 @@ class Pool:
             self._refs[page] = 1
         return pages
 
+    @agreed_call("INV-23", "len(pages)", state=("num_free_pages",))
     def share(self, pages: Iterable[int]) -> None:
         """One more holder for each page. Raises PoolError for a free page."""
         for page in pages:
@@ -60,6 +63,7 @@ class Pool:
                 raise PoolError(f"page {page} is free and cannot be shared")
             self._refs[page] += 1
 
+    @agreed_call("INV-23", "len(pages)", state=("num_free_pages",))
     def release(self, pages: Iterable[int]) -> None:
         """One holder less for each page. Raises PoolError for a page that is free already (freed twice)."""
         for page in pages:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
+from ppsim.core.agreed_call import agreed_call
 from ppsim.core.errors import PoolError
 from ppsim.core.hooks import Hooks
 from ppsim.core.pool import Pool
@@ -62,6 +63,7 @@ class RadixCache:
         """Nodes ever made; together with ``clock`` it fingerprints the history of the tree."""
         return self._next_id
 
+    @agreed_call("INV-27", "tokens", result=("result.num_tokens",), state=("clock", "num_nodes"))
     def match(self, tokens: TokenBytes) -> Match:
         """Longest cached prefix. Splits a node that matches in part and refreshes all touched nodes."""
         key = self._whole_pages(tokens)
@@ -82,6 +84,7 @@ class RadixCache:
             node, done = child, done + shared
         return Match(done // WIDTH, pages, node)
 
+    @agreed_call("INV-25", "tokens", "len(pages)", result=("result",), state=("num_nodes", "evictable_tokens"))
     def insert(self, tokens: TokenBytes, pages: list[int]) -> int:
         """Add a sequence whose KV is on ``pages``; at most one new leaf. Returns the tokens that were there before.
 
@@ -102,6 +105,7 @@ class RadixCache:
             self._offer(leaf)
         return found.num_tokens
 
+    @agreed_call("INV-25", "node.node_id", state=("protected_tokens",))
     def lock(self, node: Node) -> None:
         """Protect a node and its ancestors."""
         at: Node | None = node
@@ -111,6 +115,7 @@ class RadixCache:
             at.lock_ref += 1
             at = at.parent
 
+    @agreed_call("INV-25", "node.node_id", state=("protected_tokens",))
     def unlock(self, node: Node) -> None:
         """Undo one ``lock``."""
         at: Node | None = node
@@ -123,6 +128,7 @@ class RadixCache:
                 self._offer(at)
             at = at.parent
 
+    @agreed_call("INV-26", "num_pages", result=("result",), state=("num_nodes", "evictable_tokens"))
     def evict(self, num_pages: int) -> list[int]:
         """Evict least recently used leaves until at least ``num_pages`` pages are free again, or nothing is left.
 
@@ -140,6 +146,7 @@ class RadixCache:
             self._remove(node)
         return victims
 
+    @agreed_call("INV-25", state=("num_nodes", "evictable_tokens"))
     def reset(self) -> None:
         """Drop everything. Raises PoolError if a request still stands on a node."""
         if self.protected_tokens:

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 
 from ppsim.core.agreed import Agreed
 from ppsim.core.channels import Endpoint
+from ppsim.core.checker import Checker, start_checker
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Harvest, Work
 from ppsim.core.hooks import Hooks
-from ppsim.core.messages import Hidden, Input, Output, Verdict
+from ppsim.core.messages import Hidden, Input, Lane, Output, Verdict
 from ppsim.core.pd_decode import DecodeRole
 from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.roles import Role
@@ -33,6 +34,7 @@ class Rank:
     iteration: int = 0
     stopped: bool = False
     started: Scheduler | None = None
+    checker: Checker | None = None  # None: no call is recorded
     send_req_work: list[Work] = field(default_factory=list)
     send_proxy_work: list[Work] = field(default_factory=list)
     send_output_work: list[Work] = field(default_factory=list)
@@ -40,8 +42,8 @@ class Rank:
     last_rank_comm_queue: deque[Output] = field(default_factory=deque)  # last rank: launched, not yet released
     sweep_had_batch: bool = False
     vote_work: list[Work] = field(default_factory=list)
-    verdict_work: list[Work] = field(default_factory=list)
-    side_work: list[Work] = field(default_factory=list)
+    verdict_work: dict[str, list[Work]] = field(default_factory=dict)  # one list a vote: each is waited for alone
+    side_work: dict[Lane, list[Work]] = field(default_factory=dict)
     carried: dict[str, Verdict | None] = field(default_factory=dict)  # vote -> conclusion to pass on in this iteration
     applied_verdicts: dict[str, int] = field(default_factory=dict)  # vote -> number of the last applied conclusion
     last_vote: int | None = None  # iteration of Shutdown: the last one in which a vote is taken
@@ -67,6 +69,7 @@ class Rank:
         """Make the scheduler from the agreed capacity; nothing local can reach it."""
         self.started = Scheduler(self.config, capacity_tokens.value, self.hooks)
         self.started.role = ROLES[self.config.role](self.started)
+        self.checker = start_checker(self)
 
     @property
     def slot(self) -> int:

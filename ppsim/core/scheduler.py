@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ppsim.core.admission import PrefillAdder, Result
+from ppsim.core.agreed_call import agreed_call
 from ppsim.core.batch import ForwardBatch, Mode, Piece
 from ppsim.core.config import RankConfig
 from ppsim.core.digest import digest
@@ -37,6 +38,7 @@ class Scheduler(Intake):
 
     # --- a visit of a slot -----------------------------------------------------------------------------------
 
+    @agreed_call("INV-10", "iteration", result=("result.1",))
     def schedule(self, iteration: int) -> tuple[LaunchedBatch | None, Decision]:
         """Choose what the current slot runs now: prefill first, else decode (protocol.md 4.1)."""
         slot = self.slots.current(iteration)
@@ -274,6 +276,7 @@ class Scheduler(Intake):
         chunked_rid = self.chunked.rid if self.chunked else None
         return LaunchedBatch(forward, tuple(row.request for row in rows), chunked_rid)
 
+    @agreed_call("INV-41", "iteration", "token_ids", result=("result",))
     def absorb(self, iteration: int, token_ids: tuple[int, ...] | None) -> Harvest:
         """Apply the sampled tokens of the slot that is harvested now; None for a skipped pure middle chunk."""
         slot = self.slots.to_harvest(iteration)
@@ -345,6 +348,7 @@ class Scheduler(Intake):
             token_ids=result.token_ids + late.token_ids,
         )
 
+    @agreed_call("INV-29", state=("fully_idle",))
     def on_idle(self) -> None:
         """End of a sweep without a batch: state resets, on all ranks in the same iteration (invariant 29)."""
         if self.fully_idle:
