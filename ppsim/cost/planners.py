@@ -9,8 +9,8 @@ optimal      least makespan. For identical stages it is exactly (sum t + (P-1) m
              for G boundaries; then the best M. All distinct chunk times are tried as M up to EXACT_GRID boundaries,
              which is exact on that grid, tail included; beyond, a geometric grid of M, refined around the best. Each
              plan found is judged by the recurrence itself, so that unequal stages are judged right, too (for them the
-             bound is an upper bound). Boundaries of a plan of at most MAX_POLISHED chunks are then moved by alignment
-             units as long as that helps. Plans of all other planners are candidates, so the result is never worse.
+             bound is an upper bound). Then tokens move between the chunks of a plan of at most MAX_POLISHED
+             as long as that helps. Plans of all other planners are candidates, so the result is never worse.
 
 Two terms pull apart: (P-1) max t wants equal times, hence small late chunks; gamma, the prefix cost of each chunk,
 wants few late chunks. With MLA at a million tokens gamma wins, and every equal-time rule loses to a fixed size.
@@ -41,6 +41,7 @@ NUM_REFINEMENTS = 2
 MAX_POLISH_ROUNDS = 40
 
 MAX_POLISHED = 96
+MAX_PAIRED = 12
 
 FIXED_SIZES = tuple(sorted(2**k * m // 2 for k in range(11, 17) for m in (2, 3)))
 """Fixed sizes that are tried as rivals: 2048 (where the published sweep on H20 starts), 3072, 4096, ... 98304."""
@@ -225,7 +226,7 @@ def _least_sums(table: Floats, bounds: Floats, cuts: npt.NDArray[np.int64], star
 
 
 def _polish(plan: Plan, cost: Coefficients, pipeline: Pipeline, align: int, max_chunk: int | None) -> Plan:
-    """Move single boundaries by halving steps while the TTFT falls."""
+    """Move tokens between chunks by halving steps while the TTFT falls."""
     start = plan.pieces[0][0]
     best, best_ms = plan, pipeline.ttft_ms(plan, cost)
     if len(plan.sizes) > MAX_POLISHED:
@@ -245,16 +246,22 @@ def _polish(plan: Plan, cost: Coefficients, pipeline: Pipeline, align: int, max_
 
 
 def _moves(plan: Plan, step: int, max_chunk: int | None, start: int) -> list[Plan]:
-    """All plans with one boundary moved by ``step`` either way."""
+    """All plans with ``step`` tokens moved between two chunks (neighbours only in long plans), or two chunks merged."""
+    num = len(plan.sizes)
+    reach = num if num <= MAX_PAIRED else 2
     out = []
-    for i in range(len(plan.sizes) - 1):
-        for delta in (-step, step):
+    for i in range(num):
+        for j in range(max(0, i - reach + 1), min(num, i + reach)):
             sizes = list(plan.sizes)
-            sizes[i] += delta
-            sizes[i + 1] -= delta
-            if min(sizes[i], sizes[i + 1]) >= 1 and (max_chunk is None or max(sizes) <= max_chunk):
-                out.append(from_sizes(plan.planner, sizes, start))
-    return out
+            sizes[i] += step
+            sizes[j] -= step
+            out.append(sizes)
+        out.append([*plan.sizes[: i - 1], plan.sizes[i - 1] + plan.sizes[i], *plan.sizes[i + 1 :]] if i else [])
+    return [
+        from_sizes(plan.planner, sizes, start)
+        for sizes in out
+        if sizes and min(sizes) >= 1 and (max_chunk is None or max(sizes) <= max_chunk) and tuple(sizes) != plan.sizes
+    ]
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,9 +33,10 @@ from ppsim.cost.config_json import load_model
 from ppsim.cost.gpu import load_gpu
 from ppsim.cost.partition import even_partition
 from ppsim.cost.plan import Plan, fixed, sglang
-from ppsim.cost.recurrence import Floats, HostAndLink, slot_loop
+from ppsim.cost.recurrence import Floats
 from ppsim.cost.roofline import Rates, RooflineCost
 from ppsim.cost.sglang_chunks import ChunkPredictor, fit_profile, profile_lengths
+from ppsim.cost.slot_loop import HostAndLink, slot_loop
 from ppsim.cost.stage import StageCost
 from ppsim.errors import ScenarioError
 

@@ -151,7 +151,7 @@ def test_unknown_model_and_gpu_name_the_nearest_key() -> None:
         load_gpu("mi300")
     with pytest.raises(ScenarioError, match="unknown method 'int3'"):
         from_config({**DENSE, "quantization_config": {"quant_method": "int3"}}, "m")
-    with pytest.raises(ScenarioError, match="unknown type 'fp9'.*nearest: fp8"):
+    with pytest.raises(ScenarioError, match=r"unknown type 'fp9'.*nearest: fp8"):
         load_model("qwen3-8b", kv_dtype="fp9")
 
 
@@ -168,7 +168,7 @@ def test_a_config_that_is_no_json_or_not_there_is_one_message(tmp_path: Path) ->
 
 def test_tp_that_does_not_divide_the_heads_lists_what_does() -> None:
     load_model("qwen3-235b-a22b").check_tp(64)
-    with pytest.raises(ScenarioError, match="6 does not divide the 64 attention heads.*1, 2, 4, 8, 16, 32, 64"):
+    with pytest.raises(ScenarioError, match=r"6 does not divide the 64 attention heads.*1, 2, 4, 8, 16, 32, 64"):
         load_model("qwen3-235b-a22b").check_tp(6)
 
 

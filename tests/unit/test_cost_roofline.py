@@ -62,7 +62,7 @@ def test_stages_add_up_to_the_whole_model() -> None:
 
 
 def test_expansion_of_latents_is_paid_for_the_prefix_in_every_chunk() -> None:
-    """gamma of MLA: 2 x 512 x 128 x 256 FLOPs a token and layer, at the cache's rate; the copies over the memory bus."""
+    """gamma of MLA: 2 x 512 x 128 x 256 FLOPs a token and layer at the cache's rate, copies over the memory bus."""
     cost = RooflineCost(load_model("deepseek-v3.1"), load_gpu("h20"), 8, (61,), IDEAL)
     flops = 2 * 512 * 128 * (128 + 128) * 61
     moved = 2 * 128 * (192 + 128) * 2 * 61

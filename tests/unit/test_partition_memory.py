@@ -1,0 +1,101 @@
+"""KV capacity of each stage, the limiting one, and what is said when a model does not fit."""
+
+from __future__ import annotations
+
+import pytest
+
+from ppsim.cost.config_json import load_model
+from ppsim.cost.gpu import load_gpu
+from ppsim.cost.memory import best_partition, capacities, model_capacity
+from ppsim.cost.partition import even_partition, partition_by_memory
+from ppsim.errors import ScenarioError
+
+
+def b109_capacity(split: tuple[int, ...]) -> tuple[list[int], int]:
+    """Memory 80 a stage, weights 1 a layer, embedding 4 and head 8 on the ends, 0.01 a token and layer."""
+    weights = [float(n) for n in split]
+    weights[0] += 4
+    weights[-1] += 8
+    found = capacities([80.0] * 8, weights, [0.01 * n for n in split], split)
+    return [s.num_tokens for s in found.stages], found.limiting.stage
+
+
+def test_b109_capacity_of_a_stage_is_its_free_memory_over_its_layers_and_the_end_stage_limits() -> None:
+    even = even_partition(61, 8)
+    tokens, limiting = b109_capacity(even)
+    assert even == (7, 7, 7, 8, 8, 8, 8, 8)
+    assert tokens == [int((80 - 7 - 4) / 0.07), 1042, 1042, 900, 900, 900, 900, int((80 - 8 - 8) / 0.08)]
+    assert limiting == 7
+
+
+def test_b109_a_split_by_memory_holds_more_than_the_even_one() -> None:
+    even = even_partition(61, 8)
+    better = partition_by_memory(80.0, [1.0] * 61, 0.01, 8, first_extra=4.0, last_extra=8.0)
+    assert min(b109_capacity(better)[0]) == 900  # no split of 61 over 8 leaves every stage below 8 layers
+    assert min(b109_capacity(even)[0]) == 800
+    assert better[-1] < even[-1]
+
+
+def test_b111_the_stage_with_more_free_memory_can_be_the_one_that_limits() -> None:
+    """A: 10 GB for 10 layers, B: 9 GB for 5; per layer 1.0 < 1.8."""
+    found = capacities([10.0, 9.0], [0.0, 0.0], [0.001 * 10, 0.001 * 5], [10, 5])
+    assert found.stages[0].free_bytes > found.stages[1].free_bytes
+    assert found.limiting.stage == 0
+    assert found.num_tokens == 1000
+
+
+def test_deepseek_at_tp8_does_not_fit_on_96_gb_and_fits_on_141_gb() -> None:
+    """numbers.md 0: the published baseline needed the larger card."""
+    shape = load_model("deepseek-v3.1")
+    with pytest.raises(ScenarioError, match=r"stage 0 lacks \d+\.\d\d GB: 61 layers need 8\d\.\d\d GB of weights"):
+        model_capacity(shape, load_gpu("h20"), (61,), 8).require(131072)
+    assert model_capacity(shape, load_gpu("h20-141gb"), (61,), 8).require(131072).num_tokens > 131072
+    assert model_capacity(shape, load_gpu("h20"), even_partition(61, 4), 8).require(131072).num_tokens > 1_000_000
+
+
+def test_the_message_names_the_stage_that_lacks_most_and_counts_the_others() -> None:
+    shape = load_model("llama-3.1-70b")
+    with pytest.raises(ScenarioError) as caught:
+        model_capacity(shape, load_gpu("h20"), (10, 40, 30), 1, mem_fraction=0.5).require()
+    weights = sum(shape.layer_weight_bytes(i) for i in range(40)) / 1e9
+    usable = 96 * 0.5
+    lack = weights + 40 * 4096 / 1e9 - usable
+    text = str(caught.value)
+    assert f"stage 1 lacks {lack:.2f} GB: 40 layers need {weights:.2f} GB" in text
+    assert f"{usable:.2f} GB are usable; 1 more stages lack memory" in text
+
+
+def test_embedding_burdens_the_first_stage_and_the_head_the_last() -> None:
+    shape = load_model("llama-3.1-8b")
+    stages = model_capacity(shape, load_gpu("h100"), (8, 8, 8, 8), 1).stages
+    ends = 128256 * 4096 * 2
+    assert [s.weight_bytes - stages[1].weight_bytes for s in stages] == [ends, 0, 0, ends]
+    only = model_capacity(shape, load_gpu("h100"), (32,), 1).stages[0]
+    assert only.weight_bytes == sum(s.weight_bytes for s in stages)
+
+
+def test_latents_are_replicated_over_tp_and_heads_are_cut() -> None:
+    latent = load_model("deepseek-v3.1")
+    heads = load_model("qwen3-235b-a22b-fp8")
+    for shape, tp, expected in ((latent, 8, 576 * 2 * 61), (heads, 4, 192_512 / 4), (heads, 8, 192_512 / 4)):
+        at = model_capacity(shape, load_gpu("b200"), (shape.num_layers,), tp).stages[0]
+        assert at.kv_bytes_per_token == pytest.approx(expected)
+
+
+def test_p04_fewer_layers_on_the_end_stages_hold_more_when_memory_is_tight() -> None:
+    """Sign of vLLM PR 6920: 70B in FP8 on eight small devices, 1476 blocks evenly, 3078 balanced."""
+    shape, small = load_model("llama-3.1-70b-fp8"), load_gpu("h20")
+    fraction = 12.0 / 96
+    even = model_capacity(shape, small, even_partition(80, 8), 1, fraction)
+    best = best_partition(shape, small, 8, 1, fraction)
+    better = model_capacity(shape, small, best, 1, fraction)
+    assert even.limiting.stage in (0, 7)
+    assert best[0] < 10 > best[-1]
+    assert better.num_tokens > 1.5 * even.num_tokens
+
+
+def test_reserved_memory_is_taken_off_what_is_usable() -> None:
+    shape = load_model("llama-3.1-8b")
+    free = model_capacity(shape, load_gpu("h100"), (32,), 1, 0.9).stages[0].free_bytes
+    less = model_capacity(shape, load_gpu("h100"), (32,), 1, 0.9, reserved_gb=5.0).stages[0].free_bytes
+    assert free - less == pytest.approx(5e9)
