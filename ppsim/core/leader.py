@@ -21,6 +21,7 @@ def agree_grammar(rank: Rank) -> Effects[None]:
     queue = tuple(r.rid for r in rank.scheduler.grammar_queue)
     if not queue:
         return
+    yield from commit_all(rank.side_work.setdefault(Lane.TP, []))
     if rank.hooks.leads("grammar", rank.config.is_first):
         ready, failed = yield from _stage_view(rank, queue)
     else:
@@ -56,13 +57,13 @@ def _from_upstream(rank: Rank) -> Effects[tuple[tuple[str, ...], tuple[str, ...]
 
 def _hand_down(rank: Rank, ready: tuple[str, ...], failed: tuple[str, ...]) -> Effects[None]:
     if not rank.config.is_last:
-        yield from commit_all(rank.side_work)
+        yield from commit_all(rank.side_work.setdefault(Lane.GRAMMAR, []))
         yield from _send(rank, rank.link.next, Lane.GRAMMAR, ready, failed)
 
 
 def _send(rank: Rank, dst: int, lane: Lane, ready: tuple[str, ...], failed: tuple[str, ...]) -> Effects[None]:
     message = Side(rank.link.rank_id, lane, rank.iteration, rank.slot, (ready, failed))
-    rank.side_work.append((yield from rank.link.send(dst, message)))
+    rank.side_work.setdefault(lane, []).append((yield from rank.link.send(dst, message)))
 
 
 def _take(rank: Rank, src: int, lane: Lane) -> Effects[tuple[tuple[str, ...], tuple[str, ...]]]:

@@ -175,13 +175,13 @@ def agree_bootstrap(rank: Rank) -> Effects[None]:
             f"{len(polls)}",
             "the bootstrap queues of the ranks differ",
         )
-    yield from commit_all(rank.side_work)
+    yield from commit_all(rank.side_work.setdefault(Lane.BOOTSTRAP, []))
     targets = [(replica, Lane.TP) for replica in link.replicas] if link.is_leader else []
     if link.is_leader and not rank.config.is_last:
         targets.append((link.next, Lane.BOOTSTRAP))
     for dst, lane in targets:
         side = Side(link.rank_id, lane, rank.iteration, rank.slot, counts=polls)
-        rank.side_work.append((yield from link.send(dst, side)))
+        rank.side_work.setdefault(Lane.BOOTSTRAP, []).append((yield from link.send(dst, side)))
     good = tuple(rid for rid, state in zip(rids, polls, strict=True) if state == KVPoll.WAITING_FOR_INPUT)
     bad = tuple(rid for rid, state in zip(rids, polls, strict=True) if state == KVPoll.FAILED)
     prefill(rank).apply_bootstrap(Agreed(good, "consensus store"), Agreed(bad, "consensus store"))

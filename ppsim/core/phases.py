@@ -36,6 +36,7 @@ def ingest_inputs(rank: Rank) -> Effects[None]:
 def forward_inputs(rank: Rank) -> Effects[None]:
     """Step 2: wait for the list of the previous iteration, then pass this one on, empty or not."""
     yield from commit_inputs(rank)
+    yield from share_inputs(rank)
     yield from send_inputs(rank)
     rank.stopped = any(isinstance(item, Shutdown) for item in rank.inputs)
 
@@ -45,15 +46,19 @@ def commit_inputs(rank: Rank) -> Effects[None]:
     yield from commit_all(rank.send_req_work)
 
 
+def share_inputs(rank: Rank) -> Effects[None]:
+    """The leader of a stage hands the request list to its tensor-parallel replicas."""
+    link = rank.link
+    if link.is_leader:
+        for replica in link.replicas:
+            meta = Meta(link.rank_id, rank.iteration, rank.slot, rank.inputs, Lane.TP)
+            rank.send_req_work.append((yield from link.send(replica, meta)))
+
+
 def send_inputs(rank: Rank) -> Effects[None]:
     """Pass the request list on; the loops of disaggregation do it at the end of an iteration (protocol.md 1.7)."""
-    link, config = rank.link, rank.config
-    if not link.is_leader:
-        return
-    for replica in link.replicas:
-        meta = Meta(link.rank_id, rank.iteration, rank.slot, rank.inputs, Lane.TP)
-        rank.send_req_work.append((yield from link.send(replica, meta)))
-    if not config.is_last:
+    link = rank.link
+    if link.is_leader and not rank.config.is_last:
         meta = Meta(link.rank_id, rank.iteration, rank.slot, rank.inputs)
         rank.send_req_work.append((yield from link.send(link.next, meta)))
 
@@ -208,7 +213,8 @@ def exchange(rank: Rank) -> Effects[None]:
 
 def finish(rank: Rank) -> Effects[None]:
     """After Shutdown: wait for every outstanding send, so that no buffer is left behind."""
-    for works in (rank.send_req_work, rank.send_proxy_work, rank.send_output_work, rank.vote_work, rank.side_work):
+    single = (rank.send_req_work, rank.send_proxy_work, rank.send_output_work, rank.vote_work)
+    for works in (*single, *rank.verdict_work.values(), *rank.side_work.values()):
         yield from commit_all(works)
 
 

@@ -65,7 +65,7 @@ def second_pass_send(rank: Rank, name: str) -> Effects[None]:
     if rank.config.is_last:
         message = conclusion(rank, name) if _publishes(rank) else None
     if message is not None:
-        rank.verdict_work.append((yield from rank.link.send(rank.link.next, message)))
+        rank.verdict_work.setdefault(name, []).append((yield from rank.link.send(rank.link.next, message)))
 
 
 def second_pass_receive(rank: Rank, name: str) -> Effects[Verdict | None]:
@@ -77,7 +77,7 @@ def second_pass_receive(rank: Rank, name: str) -> Effects[Verdict | None]:
         return None
     verdict = yield from _take_verdict(rank, name, about)
     rank.carried[name] = None if config.is_last else rank.hooks.forwarded_verdict(rank, verdict)
-    yield from commit_all(rank.verdict_work)
+    yield from commit_all(rank.verdict_work.setdefault(name, []))
     expected = rank.applied_verdicts.get(name, 0) + 1
     if verdict.number != expected:
         raise ProtocolError(
@@ -124,7 +124,7 @@ def _take_verdict(rank: Rank, name: str, about: int) -> Effects[Verdict]:
     if link.is_leader:
         for replica in link.replicas:
             inside = Verdict(link.rank_id, about, slot, name, verdict.number, verdict.good, verdict.bad, Lane.TP)
-            rank.verdict_work.append((yield from link.send(replica, inside)))
+            rank.verdict_work.setdefault(name, []).append((yield from link.send(replica, inside)))
     return verdict
 
 

@@ -15,6 +15,7 @@ def check_scenario(s: Scenario) -> None:
     check_scheduler(s)
     check_model(s)
     check_workload(s)
+    check_surroundings(s)
 
 
 def check_cluster(s: Scenario) -> None:
@@ -128,3 +129,37 @@ def check_workload(s: Scenario) -> None:
             raise ScenarioError(
                 f"workload.{name}.value", f"{length.value} is outside min {length.min} to max {length.max}"
             )
+
+
+def check_surroundings(s: Scenario) -> None:
+    """Roles, observations, timeouts and faults."""
+    num_ranks = s.cluster.pp_size * s.cluster.tp_replicas
+    for i, entry in enumerate(s.observations.listed):
+        if len(entry.at) != num_ranks:
+            raise ScenarioError(
+                f"observations.listed.{i}.at",
+                f"has {len(entry.at)} entries for {num_ranks} ranks",
+                "give the iteration of each rank in which it sees the fact",
+            )
+    if s.faults.clock_skew_ms and len(s.faults.clock_skew_ms) != num_ranks:
+        raise ScenarioError(
+            "faults.clock_skew_ms",
+            f"has {len(s.faults.clock_skew_ms)} entries for {num_ranks} ranks",
+            "one for each rank",
+        )
+    for i, abort in enumerate(s.workload.aborts):
+        if abort.abort_all == bool(abort.rid):
+            raise ScenarioError(f"workload.aborts.{i}", "needs either rid or abort_all", "one of the two")
+        if (abort.at_iteration is None) == (abort.at_ms is None):
+            raise ScenarioError(f"workload.aborts.{i}", "needs either at_iteration or at_ms", "one of the two")
+    limits = s.timeouts
+    tick_ms = (s.host.schedule_us + s.host.process_us) / 1000
+    for name, value in (("waiting_ms", limits.waiting_ms), ("running_ms", limits.running_ms)):
+        if value and value < tick_ms:
+            raise ScenarioError(
+                f"timeouts.{name}",
+                f"{value} ms is below one iteration ({tick_ms} ms of host time)",
+                "0 switches it off",
+            )
+    if s.disaggregation.role == "decode" and s.scheduler.enable_mixed_chunk:
+        raise ScenarioError("scheduler.enable_mixed_chunk", "a decode server has no prefill batches to mix with")

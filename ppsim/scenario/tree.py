@@ -163,6 +163,23 @@ class ScriptedRequest(Section):
     ignore_eos: bool = False
     priority: int = 0
     return_logprob: bool = False
+    grammar: str | None = None  # a grammar that every rank compiles before the request may run
+
+
+class ScriptedAbort(Section):
+    """An abort among the inputs of an iteration of the first rank, or at a time. Unknown ids are ignored."""
+
+    rid: str = ""
+    abort_all: bool = False
+    at_iteration: NonNegative | None = None
+    at_ms: Cost | None = None
+
+
+class ScriptedFlush(Section):
+    """A request to empty the radix cache; refused while anything is in flight. Its reply has the id given here."""
+
+    rid: Annotated[str, Field(min_length=1)] = "flush"
+    at_iteration: NonNegative
 
 
 class Workload(Section):
@@ -170,6 +187,8 @@ class Workload(Section):
 
     source: Literal["requests", "chunks", "generated", "trace"] = "generated"
     requests: tuple[ScriptedRequest, ...] = ()
+    aborts: tuple[ScriptedAbort, ...] = ()
+    flushes: tuple[ScriptedFlush, ...] = ()
     num_chunks: Positive = 1  # source "chunks": one prompt of so many full chunks, one output token
     num_requests: NonNegative | None = None  # generated: how many (None: 32); trace: the first so many (None, 0: all)
     arrival: Literal["poisson", "fixed", "burst"] = "poisson"  # fixed: equal gaps; burst: all at time 0
@@ -183,6 +202,46 @@ class Workload(Section):
     time_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # arrival times are multiplied by it
     ignore_eos: bool = True  # generated, trace. False: each sampled token is the stop token with eos_probability
     eos_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
+
+
+class Disaggregation(Section):
+    """Prefill-decode disaggregation. A single role runs against a modelled peer (section ``observations``)."""
+
+    role: Literal["plain", "prefill", "decode"] = "plain"
+    bootstrap: Literal["store", "vote"] = "store"  # consensus store and leader chain, or two passes round the ring
+    variant: Literal["agreed", "released"] = "agreed"  # released: conclusions are filtered by a fresh local poll
+    num_reserved_decode_tokens: NonNegative = 512
+    store_lag_us: Cost = 0.0  # until a rank's status is visible to the first rank
+
+
+class Observation(Section):
+    """When a rank sees a local fact: in its own iteration ``at[rank]``. ``failed``: what it sees is a failure."""
+
+    what: Literal["grammar", "bootstrap", "transfer", "handshake", "receive"]
+    rid: str
+    at: Annotated[tuple[NonNegative, ...], Field(min_length=1)]
+    failed: bool = False
+
+
+class Observations(Section):
+    """Local facts: what each rank observes alone. Facts that are not listed come after 0..max_delay iterations."""
+
+    max_delay: NonNegative = 0
+    listed: tuple[Observation, ...] = ()
+    tick_ms: Cost = 0.0  # time of one iteration, for a rank that blocks until a fact is true
+
+
+class Timeouts(Section):
+    """Limits that the first rank watches by its own clock; 0 is off."""
+
+    waiting_ms: NonNegative = 0
+    running_ms: NonNegative = 0
+
+
+class Faults(Section):
+    """What goes wrong by itself: data, not code."""
+
+    clock_skew_ms: tuple[int, ...] = ()  # of each rank's clock; empty: none
 
 
 class Run(Section):
@@ -206,4 +265,8 @@ class Scenario(Section):
     links: Links = Links()
     host: Host = Host()
     workload: Workload = Workload()
+    disaggregation: Disaggregation = Disaggregation()
+    observations: Observations = Observations()
+    timeouts: Timeouts = Timeouts()
+    faults: Faults = Faults()
     run: Run = Run()

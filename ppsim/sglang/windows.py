@@ -14,7 +14,8 @@ from ppsim.sglang.stamps import gap_s, seconds_of
 START = re.compile(r"Avg prompt throughput:")
 WINDOW = re.compile(
     r"Avg prompt throughput: (?P<prompt>\d+(?:\.\d+)?) tokens/s, "
-    r"Avg generation throughput: (?P<generation>\d+(?:\.\d+)?) tokens/s, Running: (?P<running>\d+) reqs, (?:Swapped: (?P<swapped>\d+) reqs, )?"
+    r"Avg generation throughput: (?P<generation>\d+(?:\.\d+)?) tokens/s, "
+    r"Running: (?P<running>\d+) reqs, (?:Swapped: (?P<swapped>\d+) reqs, )?"
     r"(?:Waiting|Pending): (?P<waiting>\d+) reqs(?:, [A-Za-z][\w ]*: [^,]+)*?, "
     r"GPU KV cache usage: (?P<usage>\d+(?:\.\d+)?)%"
 )

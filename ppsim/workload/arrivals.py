@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppsim.core.messages import NewRequest
+from ppsim.core.messages import AbortReq, FlushCache, NewRequest
 
 EOS_TOKEN_ID = 2
 """The stop token of every request that has one. Prompts avoid ids 0..3 where the vocabulary allows."""
@@ -31,6 +31,15 @@ class Arrival:
 
 
 @dataclass(frozen=True, slots=True)
+class Control:
+    """An abort or a flush among the inputs; exactly one of ``at_ns`` and ``at_iteration`` is set."""
+
+    input: AbortReq | FlushCache
+    at_ns: int | None
+    at_iteration: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Workload:
     """``arrivals``: first those that name an iteration, then those that name a time, each in order; ties as given.
 
@@ -39,6 +48,7 @@ class Workload:
 
     arrivals: tuple[Arrival, ...]
     warnings: tuple[str, ...] = ()
+    controls: tuple[Control, ...] = ()  # in the order given
 
 
 def in_order(arrivals: list[Arrival]) -> tuple[Arrival, ...]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import TypeAlias
 
-from ppsim.core.messages import NewRequest
+from ppsim.core.messages import AbortReq, FlushCache, NewRequest
 from ppsim.scenario.tree import Scenario, ScriptedRequest
-from ppsim.workload.arrivals import EOS_TOKEN_ID, Arrival, Workload, in_order
+from ppsim.workload.arrivals import EOS_TOKEN_ID, Arrival, Control, Workload, in_order
 from ppsim.workload.content import own_block, prompt_tokens
 from ppsim.workload.draws import NS_PER_S, Stream, exactly
 from ppsim.workload.trace import read_trace
@@ -22,7 +23,20 @@ def build_workload(scenario: Scenario) -> Workload:
 
     Raises TraceError for a trace that cannot be read.
     """
-    return SOURCES[scenario.workload.source](scenario)
+    return replace(SOURCES[scenario.workload.source](scenario), controls=controls(scenario))
+
+
+def controls(s: Scenario) -> tuple[Control, ...]:
+    """Scripted aborts and flushes; they go with any source of requests."""
+    found = [
+        Control(
+            AbortReq(a.rid, a.abort_all),
+            None if a.at_ms is None else scaled(s, exactly(a.at_ms) * NS_PER_MS),
+            a.at_iteration,
+        )
+        for a in s.workload.aborts
+    ]
+    return (*found, *(Control(FlushCache(f.rid), None, f.at_iteration) for f in s.workload.flushes))
 
 
 def scripted(s: Scenario) -> Workload:
@@ -39,6 +53,7 @@ def scripted_request(s: Scenario, index: int, r: ScriptedRequest) -> Arrival:
         ignore_eos=r.ignore_eos,
         return_logprob=r.return_logprob,
         priority=r.priority,
+        grammar=r.grammar,
     )
     if r.at_ms is not None:
         return Arrival(request, scaled(s, exactly(r.at_ms) * NS_PER_MS), None, r.output, r.stop_after)

@@ -27,11 +27,15 @@ class Client(Protocol):
 
 
 class WorkloadClient:
-    """Arrivals of a workload by time and by iteration."""
+    """Requests and controls of a workload, by time and by iteration; in one iteration the requests come first."""
 
     def __init__(self, workload: Workload, idle_poll_us: float) -> None:
-        self.by_iteration = deque(a for a in workload.arrivals if a.at_iteration is not None)
-        self.by_time = deque(a for a in workload.arrivals if a.at_iteration is None)
+        items: list[tuple[int | None, int | None, Input]] = [
+            *((a.at_iteration, a.at_ns, a.request) for a in workload.arrivals),
+            *((c.at_iteration, c.at_ns, c.input) for c in workload.controls),
+        ]
+        self.by_iteration = in_order([(at, item) for at, _, item in items if at is not None])
+        self.by_time = in_order([(at or 0, item) for iteration, at, item in items if iteration is None])
         self.poll_ns = round(idle_poll_us * NS_PER_US)
 
     def ingest(self, iteration: int, idle: bool, now_ns: int) -> tuple[tuple[Input, ...], int]:
@@ -40,18 +44,20 @@ class WorkloadClient:
             return due, now_ns
         if not self.by_time:
             return (Shutdown(),), now_ns
-        wait = (self.by_time[0].at_ns or 0) - now_ns
-        polls = -(-wait // self.poll_ns) if self.poll_ns else 0
-        now_ns += polls * self.poll_ns if self.poll_ns else wait
+        wait = self.by_time[0][0] - now_ns
+        now_ns += -(-wait // self.poll_ns) * self.poll_ns if self.poll_ns else wait
         return self._due(iteration, now_ns), now_ns
 
     def _due(self, iteration: int, now_ns: int) -> tuple[Input, ...]:
         due: list[Input] = []
-        while self.by_iteration and (self.by_iteration[0].at_iteration or 0) <= iteration:
-            due.append(self.by_iteration.popleft().request)
-        while self.by_time and (self.by_time[0].at_ns or 0) <= now_ns:
-            due.append(self.by_time.popleft().request)
+        for queue, limit in ((self.by_iteration, iteration), (self.by_time, now_ns)):
+            while queue and queue[0][0] <= limit:
+                due.append(queue.popleft()[1])
         return tuple(due)
+
+
+def in_order(items: list[tuple[int, Input]]) -> deque[tuple[int, Input]]:
+    return deque(sorted(items, key=lambda item: item[0]))
 
 
 class ReplayClient:

@@ -6,6 +6,7 @@ acted, and the same effect is tried again. Everything is arithmetic on integers 
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Generator
 from dataclasses import replace
 from types import GeneratorType
@@ -15,6 +16,7 @@ from simpy import Environment, Event
 
 from ppsim.core import effects as fx
 from ppsim.core.agreed import Local
+from ppsim.core.consensus import KVPoll, store_minimum
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Hidden, Lane, NewRequest, Output
@@ -27,13 +29,15 @@ from ppsim.world.setting import Setting
 from ppsim.world.streams import Payload, Streams
 
 NS_PER_US = 1000
+NS_PER_MS = 1_000_000
 
 
-class Blocked:
-    """The reply is not there yet."""
+class Pending:
+    """A handler's word that the reply is not there yet."""
 
 
-BLOCKED = Blocked()
+BLOCKED = Pending()  # until a peer acts
+BEHIND = Pending()  # until everybody else has come to this rank's local time: it looks at the world
 
 
 class SimulatedRank:
@@ -50,6 +54,7 @@ class SimulatedRank:
         self.effect: fx.Effect | None = None
         self.waits_for: int | None = None  # peer of a blocked effect
         self.done = False
+        self.iteration_starts: list[int] = []
         self._wake: Event | None = None
         self.loop = event_loop_pp(rank)
         host = setting.scenario.host
@@ -64,6 +69,7 @@ class SimulatedRank:
             fx.Launch: self._launch,
             fx.AwaitTokens: self._await_tokens,
             fx.Observe: self._observe,
+            fx.AwaitLocal: self._await_local,
             fx.Act: self._act,
             fx.Reply: self._reply,
             fx.Decided: self._decided,
@@ -83,9 +89,12 @@ class SimulatedRank:
             self.effect = effect
             handler = handlers[type(effect)]
             reply = handler(effect)
-            while reply is BLOCKED:
-                self._wake = Event(self.env)
-                yield self._wake
+            while isinstance(reply, Pending):
+                if reply is BEHIND:
+                    yield self.env.timeout(self.now - self.env.now)
+                else:
+                    self._wake = Event(self.env)
+                    yield self._wake
                 reply = handler(effect)
             self.waits_for = None
 
@@ -99,7 +108,7 @@ class SimulatedRank:
         names: list[str] = []
         frame: Any = self.loop
         while isinstance(frame, GeneratorType):
-            names.append(frame.gi_code.co_name)
+            names.append(frame.__name__)
             frame = frame.gi_yieldfrom
         return names[1] if len(names) > 1 else names[0] if names else "ended"
 
@@ -245,16 +254,50 @@ class SimulatedRank:
         self.setting.watch.ingested(effect.iteration, bool(inputs), effect.idle)
         return inputs
 
-    def _observe(self, effect: fx.Observe) -> Local[tuple[int, ...]]:
-        assert effect.what == "capacity"
-        values = (self.local_capacity,)
+    def _observe(self, effect: fx.Observe) -> Any:
+        if effect.what == "bootstrap_store" and self.env.now < self.now:
+            return BEHIND
+        values = self._look(effect.what, effect.keys, effect.iteration)
         self.setting.recording.observed(self.rank_id, effect.iteration, effect.what, effect.keys, values)
         return Local(values, self.rank_id, effect.iteration)
 
+    def _look(self, what: str, keys: tuple[str, ...], iteration: int) -> tuple[int, ...]:
+        facts, me = self.setting.facts, self.rank_id
+        match what:
+            case "capacity":
+                return (self.local_capacity,)
+            case "clock_ms":
+                skew = self.scenario.faults.clock_skew_ms
+                return (self.now // NS_PER_MS + (skew[me] if skew else 0),)
+            case "grammar":
+                return tuple(facts.grammar(me, iteration, rid) for rid in keys)
+            case "sender":
+                return tuple(unknown(facts.sender(me, iteration, rid)) for rid in keys)
+            case "receiver":
+                return tuple(unknown(facts.receiver(me, iteration, rid)) for rid in keys)
+            case "first_token":
+                return tuple(self.setting.sampler.token(rid, 1) for rid in keys)
+            case "bootstrap_store":
+                return tuple(self._stored(rid) for rid in keys)
+        raise InvariantViolation("INV-02", me, iteration, self.rank.slot, "", f"unknown observation {what!r}")
+
+    def _stored(self, rid: str) -> int:
+        """What the store of the first rank says: the minimum of the statuses as they have arrived there by now."""
+        seen = self.now - self.setting.store_lag_ns
+        statuses: list[int | None] = []
+        for peer in self.setting.ranks:
+            horizon = self.now if peer is self else seen
+            iteration = bisect_right(peer.iteration_starts, horizon) - 1
+            statuses.append(self.setting.facts.sender(peer.rank_id, iteration, rid) if iteration >= 0 else None)
+        return store_minimum(statuses)
+
+    def _await_local(self, effect: fx.AwaitLocal) -> None:
+        """Block until a fact of this rank is true; a blocked rank counts no iterations, so they are given a time."""
+        wait = self.setting.facts.iterations_until(self.rank_id, effect.iteration, effect.what, effect.key)
+        self.now += round(wait * self.scenario.observations.tick_ms * NS_PER_MS)
+
     def _act(self, effect: fx.Act) -> None:
-        raise InvariantViolation(
-            "INV-02", self.rank_id, self.rank.iteration, self.rank.slot, effect.key, f"unknown act {effect.what!r}"
-        )
+        self.setting.facts.act(self.rank_id, self.rank.iteration, effect.what, effect.key)
 
     def _reply(self, effect: fx.Reply) -> None:
         self.setting.recording.reply(self.now, effect)
@@ -262,6 +305,7 @@ class SimulatedRank:
 
     def _decided(self, effect: fx.Decided) -> None:
         decision = effect.decision
+        self.iteration_starts.append(self.now)
         if decision.mode != "empty" or not self.scenario.host.free_empty_visit:
             self.now += self.schedule_ns
         self.setting.recording.decision(self.rank_id, decision)
@@ -272,3 +316,8 @@ class SimulatedRank:
             self.now += self.process_ns
         self.setting.recording.harvest(self.rank_id, effect.harvest)
         self.setting.watch.harvested(self.rank_id, effect.harvest)
+
+
+def unknown(status: int | None) -> int:
+    """A request that this rank has not registered yet reads as Bootstrapping, never as progress (invariant 55)."""
+    return KVPoll.BOOTSTRAPPING if status is None else status

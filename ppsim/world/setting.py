@@ -10,6 +10,7 @@ from ppsim.recording import Recording
 from ppsim.scenario.tree import Scenario
 from ppsim.world.choices import Choices
 from ppsim.world.client import Client, Sampler
+from ppsim.world.facts import Facts
 from ppsim.world.network import Network
 from ppsim.world.watch import Watch
 
@@ -29,6 +30,8 @@ class Setting:
     sampler: Sampler
     recording: Recording
     watch: Watch
+    facts: Facts
     scripted: frozenset[str] = frozenset()  # requests that name an iteration: they arrive when they are read
+    store_lag_ns: int = 0
     receives_on_stream: bool = False
     ranks: list[SimulatedRank] = field(default_factory=list)

@@ -22,6 +22,7 @@ from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.driver import SimulatedRank
 from ppsim.world.ending import deadlock, leftovers
+from ppsim.world.facts import Facts
 from ppsim.world.network import Network
 from ppsim.world.setting import Setting
 from ppsim.world.watch import StopRun, Watch
@@ -97,6 +98,8 @@ def prepare(scenario: Scenario, progress: Callable[[int, int], None] | None, cho
         sampler=Sampler(scenario, workload, given.tokens),
         recording=recording,
         watch=watch,
+        facts=Facts(scenario.observations, choices),
+        store_lag_ns=round(scenario.disaggregation.store_lag_us * 1000),
         scripted=frozenset(a.request.rid for a in workload.arrivals if a.at_ns is None),
     )
 

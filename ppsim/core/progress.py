@@ -1,0 +1,140 @@
+"""Who stands still, who is to blame, and what a rank looks like from outside: the pure part of the watchdogs.
+
+Rule: progress is a completed effect, whatever the slot holds. SGLang's watchdog counts forward passes and is only armed
+while a batch is being worked on, so a rank that is stuck on an empty slot is never seen (protocol.md section 9; bugs.md
+B30). The first rank that made no progress is found through who waits for whom: the others wait for it, directly or
+through a chain; that of the clocks alone would often be a neighbour that had just begun to wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ppsim.core.effects import AwaitLocal, AwaitTokens, Commit, Decision, Effect, Recv, Send
+from ppsim.core.rank import Rank
+from ppsim.core.request import Request
+from ppsim.core.scheduler import Scheduler
+from ppsim.core.slots import Slot
+
+MAX_NAMES = 8  # requests shown of a queue
+NUM_DECISIONS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where one rank stands. ``runs``: whether the rank itself could go on (False: paused, stopped, gone)."""
+
+    rank: int
+    iteration: int
+    doing: str  # for a sentence: "waits in a receive on lane control"
+    waits_for: int | None  # the peer, None if it waits for nobody
+    since_ns: int  # when it completed its last effect
+    runs: bool = True
+    done: bool = False
+
+    def sentence(self, now_ns: int) -> str:
+        """One line of a report."""
+        peer = f" for rank {self.waits_for}" if self.waits_for is not None else ""
+        waited = f", no progress for {(now_ns - self.since_ns) / 1e6:.1f} ms"
+        return f"rank {self.rank}: iteration {self.iteration}, {self.doing}{peer}" + ("" if self.done else waited)
+
+
+def first_without_progress(standings: Sequence[Standing]) -> tuple[int, tuple[int, ...]]:
+    """The rank to look at first, and the wait-for cycle if that is what holds everybody (else empty).
+
+    A rank that cannot run comes first, then one that waits for nobody, then the least advanced of a cycle; among several
+    the one that stands still for longest. At least one rank must not be done.
+    """
+    left = [s for s in standings if not s.done]
+    for group in ([s for s in left if not s.runs], [s for s in left if s.waits_for is None]):
+        if group:
+            return min(group, key=lambda s: (s.since_ns, s.rank)).rank, ()
+    cycle = wait_cycle({s.rank: s.waits_for for s in left})
+    guilty = [s for s in left if s.rank in cycle] or left
+    return min(guilty, key=lambda s: (s.iteration, s.since_ns, s.rank)).rank, cycle
+
+
+def wait_cycle(waits_for: dict[int, int | None]) -> tuple[int, ...]:
+    """Ranks that wait for each other in a circle, from the smallest on; empty if there is none."""
+    for start in waits_for:
+        path: list[int] = []
+        at: int | None = start
+        while at is not None and at in waits_for and at not in path:
+            path.append(at)
+            at = waits_for[at]
+        if at is not None and at in path:
+            cycle = path[path.index(at) :]
+            low = cycle.index(min(cycle))
+            return tuple(cycle[low:] + cycle[:low])
+    return ()
+
+
+def describe(effect: Effect | None) -> str:
+    """An effect in words, without the peer."""
+    match effect:
+        case None:
+            return "has not started"
+        case Recv():
+            return f"waits in a receive on lane {effect.lane.value}"
+        case Send():
+            return f"sends {effect.message.kind.value} of iteration {effect.message.iteration}"
+        case Commit():
+            return "waits in the commit of a send"
+        case AwaitTokens():
+            return f"waits for the tokens of iteration {effect.output.iteration}"
+        case AwaitLocal():
+            return f"waits for its own {effect.what} of {effect.key}"
+        case _:
+            return f"is in {type(effect).__name__.lower()}"
+
+
+def state_lines(rank: Rank, decisions: Sequence[Decision]) -> list[str]:
+    """Slots, queues, pools, sends and the last decisions of a rank, one fact a line."""
+    if rank.started is None:
+        return ["not started: the ranks have not agreed on the capacity"]
+    scheduler = rank.scheduler
+    lines = [f"slot {s.index}{' (visited)' if s.index == rank.slot else ''}: {slot_text(s)}" for s in scheduler.slots.slots]
+    lines += queue_lines(scheduler)
+    pool, tree = scheduler.kv.pool, scheduler.kv.tree
+    lines.append(
+        f"pool: {pool.free_tokens} of {pool.capacity_tokens} tokens free, {tree.evictable_tokens} evictable, "
+        f"{tree.protected_tokens} locked; {len(scheduler.kv.free_rows)} request rows free"
+    )
+    lines.append(
+        f"sends not committed: {len(rank.send_req_work)} request lists, {len(rank.send_proxy_work)} hidden, "
+        f"{len(rank.send_output_work)} outputs, {len(rank.vote_work) + len(rank.verdict_work)} votes, "
+        f"{len(rank.side_work)} side; inbox {rank.link.inbox_size}, outputs not released {len(rank.last_rank_comm_queue)}"
+    )
+    lines += [f"decided: {decision_text(d)}" for d in decisions[-NUM_DECISIONS:]]
+    return lines
+
+
+def slot_text(slot: Slot) -> str:
+    launched = "empty"
+    if slot.launched is not None:
+        state = "in flight" if slot.in_flight else "harvested"
+        launched = f"{slot.launched.forward.mode.value} of iteration {slot.launched.iteration}, {state}"
+    full = ", full" if slot.batch_is_full else ""
+    return f"{launched}; running {names(slot.running)}{full}"
+
+
+def queue_lines(scheduler: Scheduler) -> list[str]:
+    queues = {"waiting": scheduler.waiting, "grammar": scheduler.grammar_queue, **scheduler.role.queues()}
+    lines = [f"queue {name}: {names(queue)}" for name, queue in queues.items()]
+    if scheduler.chunked is not None:
+        chunked = scheduler.chunked
+        lines.append(f"chunked: {chunked.rid}, {chunked.kv_len} of {chunked.seq_len} tokens")
+    return lines
+
+
+def names(requests: Sequence[Request]) -> str:
+    shown = " ".join(r.rid for r in requests[:MAX_NAMES])
+    more = f" and {len(requests) - MAX_NAMES} more" if len(requests) > MAX_NAMES else ""
+    return f"{len(requests)}" + (f" ({shown}{more})" if requests else "")
+
+
+def decision_text(d: Decision) -> str:
+    pieces = " ".join(f"{rid}[{prefix}+{new}]" for rid, prefix, new in d.pieces[:MAX_NAMES])
+    more = f" and {len(d.pieces) - MAX_NAMES} more" if len(d.pieces) > MAX_NAMES else ""
+    return f"iteration {d.iteration}, slot {d.slot}: {d.mode} {pieces}{more}".rstrip()

@@ -1,0 +1,140 @@
+"""No-progress watchdog of the simulated world, and the pause of a rank that it exists to find (bugs.md B30).
+
+Rule: a rank makes progress when it completes an effect. If it completes none for ``run.watchdog_ms`` of virtual time,
+while the server is not simply idle, the run ends as a liveness failure with the state of every rank.
+
+The ranks run ahead on local clocks, so there are two ways to see it. A rank that goes on after too long a time is
+caught when it completes the effect (a forward pass or a link slower than the limit). A rank that does not go on leaves
+the event queue to the watchdog's own process, which sleeps until the limit of the rank that is furthest behind: SimPy
+gives it a turn when nothing else can happen before that instant.
+
+Waiting for clients is no stall. The intervals in which the idle first rank waited are taken off everybody's time.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from typing import Any
+
+from simpy import Event
+
+from ppsim.core.effects import Ingest
+from ppsim.core.progress import Standing, describe, first_without_progress, state_lines
+from ppsim.errors import EXIT_LIVENESS, PpsimError
+from ppsim.recording import Verdict
+from ppsim.world.driver import Pending, SimulatedRank
+from ppsim.world.setting import Setting
+
+NS_PER_MS = 1_000_000
+NUM_IDLE_KEPT = 64  # idle intervals; a wait of one rank meets one or two of them
+
+
+class Stuck(PpsimError):
+    """A rank made no progress for too long; carries the verdict of the run."""
+
+    exit_code = EXIT_LIVENESS
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict)
+        self.verdict = verdict
+
+    def __str__(self) -> str:
+        return self.verdict.message
+
+
+class Watchdog:
+    """Watches all ranks of a setting. ``limit_ns`` of virtual time."""
+
+    def __init__(self, setting: Setting, limit_ns: int) -> None:
+        self.setting = setting
+        self.limit_ns = limit_ns
+        self.idle: deque[tuple[int, int]] = deque(maxlen=NUM_IDLE_KEPT)
+
+    def attach(self) -> None:
+        """See every effect of every rank, and start the watchdog's process. Call before the ranks start."""
+        for simulated in self.setting.ranks:
+            for effect, handler in simulated.handlers.items():
+                simulated.handlers[effect] = self._timed(simulated, handler)
+        env = self.setting.ranks[0].env
+        env.process(self.run())
+
+    def run(self) -> Generator[Event, None, None]:
+        """The SimPy process: sleep until the limit of the rank that is furthest behind has come."""
+        env = self.setting.ranks[0].env
+        while True:
+            left = [r for r in self.setting.ranks if not r.done]
+            if not left:
+                return
+            due = min(self._due(r, env.now) for r in left)
+            if due <= env.now:
+                raise Stuck(self.verdict(env.now))
+            yield env.timeout(due - env.now)
+
+    def _timed(self, simulated: SimulatedRank, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """The same handler, with an eye on the local clock."""
+
+        def timed(effect: Any) -> Any:
+            before = simulated.now
+            reply = handler(effect)
+            if simulated.now - before >= self.limit_ns and not isinstance(reply, Pending):
+                if isinstance(effect, Ingest):
+                    self.idle.append((before, simulated.now))
+                elif simulated.now - before - self._idle_between(before, simulated.now) >= self.limit_ns:
+                    raise Stuck(self.verdict(before + self.limit_ns, simulated.rank_id, before))
+            return reply
+
+        return timed
+
+    def _due(self, simulated: SimulatedRank, now_ns: int) -> int:
+        """The instant at which a rank will have made no progress for the limit."""
+        return simulated.now + self.limit_ns + self._idle_between(simulated.now, max(now_ns, simulated.now))
+
+    def _idle_between(self, start_ns: int, end_ns: int) -> int:
+        return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in self.idle)
+
+    def verdict(self, now_ns: int, slow: int | None = None, since_ns: int = 0) -> Verdict:
+        """The report. ``slow``: a rank that has not stopped, but took longer than the limit for one effect."""
+        standings = [standing(r) for r in self.setting.ranks]
+        if slow is not None:
+            first, cycle = slow, ()
+            standings[slow] = Standing(slow, standings[slow].iteration, standings[slow].doing, None, since_ns)
+        else:
+            first, cycle = first_without_progress(standings)
+        simulated = self.setting.ranks[first]
+        limit = f"{self.limit_ns / NS_PER_MS:g} ms"
+        lines = [f"watchdog: no progress for {limit} of virtual time; first: {standings[first].sentence(now_ns)}"]
+        lines += [f"  {s.sentence(now_ns)}" for s in standings if s.rank != first]
+        if cycle:
+            lines.append("  wait-for cycle: " + " -> ".join(str(rank) for rank in [*cycle, cycle[0]]))
+        lines += dump(self.setting)
+        rank = simulated.rank
+        invariant = "INV-40" if cycle else None
+        text = "\n".join(lines)
+        return Verdict("fail", EXIT_LIVENESS, text, invariant, first, rank.iteration, rank.slot, None)
+
+
+def standing(r: SimulatedRank) -> Standing:
+    """Where a simulated rank stands, by its local clock."""
+    if r.done:
+        return Standing(r.rank_id, r.rank.iteration, "is done", None, r.now, done=True)
+    where = f"slot {r.rank.slot}, phase {r.phase()}"
+    if r.is_paused:
+        return Standing(r.rank_id, r.rank.iteration, f"{where}, is paused (faults.pauses)", None, r.now, runs=False)
+    return Standing(r.rank_id, r.rank.iteration, f"{where}, {describe(r.effect)}", r.waits_for, r.now)
+
+
+def dump(setting: Setting) -> list[str]:
+    """The state of every rank, indented below the report."""
+    lines: list[str] = []
+    for r in setting.ranks:
+        lines.append(f"  state of rank {r.rank_id}:")
+        lines += [f"    {line}" for line in state_lines(r.rank, setting.recording.decisions[r.rank_id])]
+    return lines
+
+
+def watch_for_stalls(setting: Setting) -> None:
+    """Attach a watchdog if the scenario asks for one."""
+    limit_ns = round(setting.scenario.run.watchdog_ms * NS_PER_MS)
+    if limit_ns:
+        Watchdog(setting, limit_ns).attach()
