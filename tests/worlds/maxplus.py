@@ -16,15 +16,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import wraps
 from typing import Concatenate, ParamSpec
 
 P = ParamSpec("P")
 
 
 def remembered(instant: Callable[Concatenate[Loop, P], int]) -> Callable[Concatenate[Loop, P], int]:
-    @wraps(instant)
-    def lookup(loop: Loop, *args: P.args, **kwargs: P.kwargs) -> int:
+    def lookup(loop: Loop, /, *args: P.args, **kwargs: P.kwargs) -> int:
         key = (instant.__name__, args)
         if key not in loop.known:
             loop.known[key] = instant(loop, *args, **kwargs)
