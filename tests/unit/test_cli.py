@@ -87,6 +87,9 @@ def test_a_trace_comes_from_the_file_and_set_has_the_last_word() -> None:
     Path("t.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     assert summary_of("mooncake", "--trace", "t.jsonl")["num_requests"] == 3
     assert summary_of("mooncake", "--trace", "t.jsonl", "--set", "workload.num_requests=2")["num_requests"] == 2
+    Path("one.jsonl").write_text(json.dumps(lines[0]) + "\n")
+    assert summary_of("mooncake", "--trace", "t.jsonl", "--set", "workload.trace=one.jsonl")["num_requests"] == 1
+    assert summary_of("mooncake", "--trace", "t.jsonl")["num_requests"] == 3
     config = tomllib.loads(Path("runs/latest/config.toml").read_text())
     assert config["workload"]["source"] == "trace"
     assert config["workload"]["trace"] == "t.jsonl"

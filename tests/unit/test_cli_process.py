@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import ppsim.cli.progress as progress_module
-from ppsim.cli.progress import ProgressBar
+from ppsim.cli.progress import PATIENCE_S, ProgressBar
 from ppsim.recording.writer import write_recording
 from tests.unit.handmade import pipeline
 
@@ -90,8 +90,10 @@ def test_ctrl_c_during_a_long_run_ends_in_130(tmp_path: Path) -> None:
     assert not any((tmp_path / "runs").iterdir())
 
 
-def run_in_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, terminal: bool) -> str:
-    monkeypatch.setattr(progress_module, "PATIENCE_S", 0.05)
+def run_in_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *, terminal: bool, patience_s: float = 0.05
+) -> str:
+    monkeypatch.setattr(progress_module, "PATIENCE_S", patience_s)
     monkeypatch.setattr(progress_module, "EVERY_S", 0.0)
     monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal, raising=False)
     with ProgressBar("simulating unit") as bar:
@@ -110,6 +112,8 @@ def test_progress_is_shown_on_a_terminal_after_a_while_and_never_in_a_pipe(
     assert "simulating unit" in shown
     assert "42/100" in shown
     assert run_in_terminal(monkeypatch, capsys, terminal=False) == ""
+    assert run_in_terminal(monkeypatch, capsys, terminal=True, patience_s=3600) == ""
+    assert PATIENCE_S == 2.0
 
 
 def test_a_short_run_shows_no_bar_even_on_a_terminal(tmp_path: Path) -> None:

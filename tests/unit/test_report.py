@@ -16,7 +16,7 @@ from ppsim.recording.summary import summarize
 from ppsim.report.gantt import NUM_BINS, Window, busy_shares, chosen_window, plot_gantt, typical_window
 from ppsim.report.schedule import schedule, schedule_text
 from ppsim.report.table import seconds, summary_text
-from tests.unit.handmade import S, pipeline, two_requests
+from tests.unit.handmade import S, harvest, pipeline, two_requests
 
 
 def test_the_schedule_of_a_rank_joins_what_was_launched_and_what_was_harvested() -> None:
@@ -44,6 +44,9 @@ def test_the_schedule_of_a_rank_joins_what_was_launched_and_what_was_harvested()
 
 def test_each_rank_has_its_own_schedule_and_others_are_refused() -> None:
     assert [e["pieces"] for e in schedule(two_requests(), 1)][2] == [["a", 20, 2]]
+    recording = two_requests()
+    recording.harvests[1][0] = harvest(0, 1, None, free=64)
+    assert [next(schedule(recording, rank))["free_tokens"] for rank in (0, 1)] == [100, 64]
     for rank in (2, -1):
         with pytest.raises(UsageError, match=rf"--rank {rank}: this run has ranks 0 to 1"):
             list(schedule(two_requests(), rank))
