@@ -43,8 +43,8 @@ class Standing:
 def first_without_progress(standings: Sequence[Standing]) -> tuple[int, tuple[int, ...]]:
     """The rank to look at first, and the wait-for cycle if that is what holds everybody (else empty).
 
-    A rank that cannot run comes first, then one that waits for nobody, then the least advanced of a cycle; among several
-    the one that stands still for longest. At least one rank must not be done.
+    A rank that cannot run comes first, then one that waits for nobody, then the least advanced of a cycle; among
+    several the one that stands still for longest. At least one rank must not be done.
     """
     left = [s for s in standings if not s.done]
     for group in ([s for s in left if not s.runs], [s for s in left if s.waits_for is None]):
@@ -94,7 +94,8 @@ def state_lines(rank: Rank, decisions: Sequence[Decision]) -> list[str]:
     if rank.started is None:
         return ["not started: the ranks have not agreed on the capacity"]
     scheduler = rank.scheduler
-    lines = [f"slot {s.index}{' (visited)' if s.index == rank.slot else ''}: {slot_text(s)}" for s in scheduler.slots.slots]
+    visited = scheduler.slots.current(rank.iteration)
+    lines = [f"slot {s.index}{' (visited)' if s is visited else ''}: {slot_text(s)}" for s in scheduler.slots.slots]
     lines += queue_lines(scheduler)
     pool, tree = scheduler.kv.pool, scheduler.kv.tree
     lines.append(
@@ -104,7 +105,8 @@ def state_lines(rank: Rank, decisions: Sequence[Decision]) -> list[str]:
     lines.append(
         f"sends not committed: {len(rank.send_req_work)} request lists, {len(rank.send_proxy_work)} hidden, "
         f"{len(rank.send_output_work)} outputs, {len(rank.vote_work) + len(rank.verdict_work)} votes, "
-        f"{len(rank.side_work)} side; inbox {rank.link.inbox_size}, outputs not released {len(rank.last_rank_comm_queue)}"
+        f"{len(rank.side_work)} side; {rank.link.inbox_size} messages put aside, "
+        f"{len(rank.last_rank_comm_queue)} outputs not released"
     )
     lines += [f"decided: {decision_text(d)}" for d in decisions[-NUM_DECISIONS:]]
     return lines

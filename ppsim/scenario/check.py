@@ -147,6 +147,9 @@ def check_surroundings(s: Scenario) -> None:
             f"has {len(s.faults.clock_skew_ms)} entries for {num_ranks} ranks",
             "one for each rank",
         )
+    for i, pause in enumerate(s.faults.pauses):
+        if pause.rank >= num_ranks:
+            raise ScenarioError(f"faults.pauses.{i}.rank", f"is {pause.rank}", f"there are ranks 0 to {num_ranks - 1}")
     for i, abort in enumerate(s.workload.aborts):
         if abort.abort_all == bool(abort.rid):
             raise ScenarioError(f"workload.aborts.{i}", "needs either rid or abort_all", "one of the two")

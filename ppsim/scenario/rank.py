@@ -54,6 +54,7 @@ def rank_config(s: Scenario, pp_rank: int, tp_rank: int = 0) -> RankConfig:
         running_timeout_ms=s.timeouts.running_ms,
         new_token_ratio_decay_steps=DECAY_STEPS,
         retract_decode_steps=RETRACT_DECODE_STEPS,
+        consensus_check_interval=s.run.consensus_check_interval,
     )
 
 

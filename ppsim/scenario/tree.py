@@ -238,10 +238,19 @@ class Timeouts(Section):
     running_ms: NonNegative = 0
 
 
+class Pause(Section):
+    """A rank stops at the start of an iteration: for ``ms``, or for ever (0). It answers nobody meanwhile."""
+
+    rank: NonNegative  # rank_id: pp_rank * tp_replicas + tp_rank
+    at_iteration: NonNegative
+    ms: Cost = 0.0
+
+
 class Faults(Section):
     """What goes wrong by itself: data, not code."""
 
     clock_skew_ms: tuple[int, ...] = ()  # of each rank's clock; empty: none
+    pauses: tuple[Pause, ...] = ()
 
 
 class Run(Section):
@@ -249,6 +258,8 @@ class Run(Section):
 
     check: bool = True  # check the invariants while running
     max_iterations: NonNegative = 0  # of the first rank; 0: no limit. Reaching it is verdict "unknown"
+    watchdog_ms: Cost = 0.0  # a rank that completes nothing for so long ends the run as a liveness failure; 0: off
+    consensus_check_interval: NonNegative = 0  # iterations between comparisons of the ranks' calls (checker.py); 0: off
 
 
 class Scenario(Section):

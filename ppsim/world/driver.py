@@ -54,6 +54,9 @@ class SimulatedRank:
         self.effect: fx.Effect | None = None
         self.waits_for: int | None = None  # peer of a blocked effect
         self.done = False
+        self.is_paused = False
+        mine = [p for p in setting.scenario.faults.pauses if p.rank == self.rank_id]
+        self.pauses = sorted(mine, key=lambda p: p.at_iteration)
         self.iteration_starts: list[int] = []
         self._wake: Event | None = None
         self.loop = event_loop_pp(rank)
@@ -87,6 +90,8 @@ class SimulatedRank:
                 self.done = True
                 return
             self.effect = effect
+            if self.pauses and self.rank.iteration >= self.pauses[0].at_iteration:
+                yield from self._pause()
             handler = handlers[type(effect)]
             reply = handler(effect)
             while isinstance(reply, Pending):
@@ -97,6 +102,14 @@ class SimulatedRank:
                     yield self._wake
                 reply = handler(effect)
             self.waits_for = None
+
+    def _pause(self) -> Generator[Event, None, None]:
+        """Stand still (faults.pauses). The world's time comes to the end of the pause only if nothing else can run."""
+        pause_ns = round(self.pauses.pop(0).ms * NS_PER_MS)
+        self.is_paused = True
+        yield self.env.timeout(self.now + pause_ns - self.env.now) if pause_ns else Event(self.env)
+        self.now += pause_ns
+        self.is_paused = False
 
     def wake(self) -> None:
         """Try the blocked effect again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ppsim.core import effects as fx
+from ppsim.core.checker import after_a_crash
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
 from ppsim.recording import Verdict
 from ppsim.world.driver import SimulatedRank
@@ -14,19 +15,36 @@ def deadlock(setting: Setting) -> Verdict | None:
     stuck = [r for r in setting.ranks if not r.done]
     if not stuck:
         return None
-    lines = [f"deadlock: the event queue is empty and {len(stuck)} of {len(setting.ranks)} ranks wait for ever"]
+    paused = [r for r in stuck if r.is_paused]
+    what = f"rank {paused[0].rank_id} is paused" if paused else "deadlock"
+    lines = [f"{what}: the event queue is empty and {len(stuck)} of {len(setting.ranks)} ranks wait for ever"]
     lines += [f"  {waiting_line(r)}" for r in stuck]
     cycle = wait_cycle(setting.ranks)
     if cycle:
         lines.append("  wait-for cycle: " + " -> ".join(str(rank) for rank in [*cycle, cycle[0]]))
-    first = min((r for r in stuck if not cycle or r.rank_id in cycle), key=lambda r: (r.rank.iteration, r.rank_id))
+    suspects = paused or [r for r in stuck if not cycle or r.rank_id in cycle]
+    first = min(suspects, key=lambda r: (r.rank.iteration, r.rank_id))
+    invariant = None if paused else "INV-40"
     return Verdict(
-        "fail", EXIT_LIVENESS, "\n".join(lines), "INV-40", first.rank_id, first.rank.iteration, first.rank.slot, None
+        "fail", EXIT_LIVENESS, "\n".join(lines), invariant, first.rank_id, first.rank.iteration, first.rank.slot, None
     )
+
+
+def root_cause(verdict: Verdict, setting: Setting) -> Verdict:
+    """If the ranks recorded their calls: the first one that differed, where it came before what ended the run."""
+    logs = {r.rank_id: r.rank.checker.log for r in setting.ranks if r.rank.checker is not None}
+    cause = after_a_crash(logs, setting.ranks[0].rank.config.num_slots)
+    if cause is None or str(cause) == verdict.message or (verdict.iteration or 0) < cause.iteration:
+        return verdict
+    text = f"{cause}\nwhat followed from it: {verdict.message}"
+    return Verdict("fail", EXIT_SAFETY, text, cause.invariant, cause.rank, cause.iteration, cause.slot, cause.rid)
 
 
 def waiting_line(r: SimulatedRank) -> str:
     """Who waits, where, in which effect, for whom."""
+    if r.is_paused:
+        where = f"iteration {r.rank.iteration}, slot {r.rank.slot}, phase {r.phase()}"
+        return f"rank {r.rank_id}: {where}, is paused (faults.pauses) since {r.now / 1e9:.6f} s"
     return (
         f"rank {r.rank_id}: iteration {r.rank.iteration}, slot {r.rank.slot}, phase {r.phase()}, "
         f"waits in {describe(r.effect)} for rank {r.waits_for} since {r.now / 1e9:.6f} s"

@@ -21,11 +21,12 @@ from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.driver import SimulatedRank
-from ppsim.world.ending import deadlock, leftovers
+from ppsim.world.ending import deadlock, leftovers, root_cause
 from ppsim.world.facts import Facts
 from ppsim.world.network import Network
 from ppsim.world.setting import Setting
 from ppsim.world.watch import StopRun, Watch
+from ppsim.world.watchdog import Stuck, watch_for_stalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,13 +63,19 @@ def simulate(
         for tp_rank in range(cluster.tp_replicas):
             rank = build_rank(rank_config(scenario, pp_rank, tp_rank), hooks(pp_rank, tp_rank))
             setting.ranks.append(SimulatedRank(env, setting, rank, capacity))
+    watch_for_stalls(setting)
     for simulated in setting.ranks:
         env.process(simulated.run())
     try:
         run_until_quiet(env)
     except (CoreError, StopRun) as error:
-        return SimulationResult(setting.recording, verdict_of(error), setting)
-    verdict = deadlock(setting) or leftovers(setting) or PASS
+        return SimulationResult(setting.recording, root_cause(verdict_of(error), setting), setting)
+    except Stuck as stuck:
+        return SimulationResult(setting.recording, root_cause(stuck.verdict, setting), setting)
+    stuck_for_ever = deadlock(setting)
+    if stuck_for_ever is not None:
+        return SimulationResult(setting.recording, root_cause(stuck_for_ever, setting), setting)
+    verdict = leftovers(setting) or PASS
     return SimulationResult(setting.recording, verdict, setting)
 
 

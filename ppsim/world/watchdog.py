@@ -23,7 +23,7 @@ from ppsim.core.effects import Ingest
 from ppsim.core.progress import Standing, describe, first_without_progress, state_lines
 from ppsim.errors import EXIT_LIVENESS, PpsimError
 from ppsim.recording import Verdict
-from ppsim.world.driver import Pending, SimulatedRank
+from ppsim.world.driver import SimulatedRank
 from ppsim.world.setting import Setting
 
 NS_PER_MS = 1_000_000
@@ -55,7 +55,8 @@ class Watchdog:
         """See every effect of every rank, and start the watchdog's process. Call before the ranks start."""
         for simulated in self.setting.ranks:
             for effect, handler in simulated.handlers.items():
-                simulated.handlers[effect] = self._timed(simulated, handler)
+                watched = self._idling if effect is Ingest else self._timed
+                simulated.handlers[effect] = watched(simulated, handler)
         env = self.setting.ranks[0].env
         env.process(self.run())
 
@@ -66,10 +67,22 @@ class Watchdog:
             left = [r for r in self.setting.ranks if not r.done]
             if not left:
                 return
-            due = min(self._due(r, env.now) for r in left)
-            if due <= env.now:
-                raise Stuck(self.verdict(env.now))
-            yield env.timeout(due - env.now)
+            now_ns, due = int(env.now), min(self._due(r) for r in left)
+            if due <= now_ns:
+                raise Stuck(self.verdict(now_ns))
+            yield env.timeout(due - now_ns)
+
+    def _idling(self, simulated: SimulatedRank, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Reading inputs takes time only where the idle first rank waits for some."""
+
+        def idling(effect: Any) -> Any:
+            before = simulated.now
+            reply = handler(effect)
+            if simulated.now > before:
+                self.idle.append((before, simulated.now))
+            return reply
+
+        return idling
 
     def _timed(self, simulated: SimulatedRank, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """The same handler, with an eye on the local clock."""
@@ -77,18 +90,17 @@ class Watchdog:
         def timed(effect: Any) -> Any:
             before = simulated.now
             reply = handler(effect)
-            if simulated.now - before >= self.limit_ns and not isinstance(reply, Pending):
-                if isinstance(effect, Ingest):
-                    self.idle.append((before, simulated.now))
-                elif simulated.now - before - self._idle_between(before, simulated.now) >= self.limit_ns:
-                    raise Stuck(self.verdict(before + self.limit_ns, simulated.rank_id, before))
+            after = simulated.now
+            if after - before >= self.limit_ns and after - before - self._idle_between(before, after) >= self.limit_ns:
+                raise Stuck(self.verdict(before + self.limit_ns, simulated.rank_id, before))
             return reply
 
         return timed
 
-    def _due(self, simulated: SimulatedRank, now_ns: int) -> int:
+    def _due(self, simulated: SimulatedRank) -> int:
         """The instant at which a rank will have made no progress for the limit."""
-        return simulated.now + self.limit_ns + self._idle_between(simulated.now, max(now_ns, simulated.now))
+        idle = sum(max(0, end - max(start, simulated.now)) for start, end in self.idle)
+        return simulated.now + self.limit_ns + idle
 
     def _idle_between(self, start_ns: int, end_ns: int) -> int:
         return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in self.idle)
@@ -96,8 +108,9 @@ class Watchdog:
     def verdict(self, now_ns: int, slow: int | None = None, since_ns: int = 0) -> Verdict:
         """The report. ``slow``: a rank that has not stopped, but took longer than the limit for one effect."""
         standings = [standing(r) for r in self.setting.ranks]
+        cycle: tuple[int, ...] = ()
         if slow is not None:
-            first, cycle = slow, ()
+            first = slow
             standings[slow] = Standing(slow, standings[slow].iteration, standings[slow].doing, None, since_ns)
         else:
             first, cycle = first_without_progress(standings)
