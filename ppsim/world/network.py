@@ -58,7 +58,8 @@ class Network:
         if message.lane is Lane.START:  # the run's time begins when the ranks have agreed
             parcel = Parcel(src, dst, message, host_ns)
         else:
-            meta = host_ns + self.control_latency_ns() + self._jitter(src, dst, "meta")
+            draw = "check" if message.lane is Lane.CHECK else "meta"  # the checker shifts nobody else's jitter
+            meta = host_ns + self.control_latency_ns() + self._jitter(src, dst, draw)
             parcel = Parcel(src, dst, message, self._keep_order(src, dst, message.lane.value, meta))
         if isinstance(message, Hidden | Output):
             assert isinstance(message.payload, Payload)
