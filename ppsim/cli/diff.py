@@ -28,17 +28,24 @@ def diff(
     a: A, b: B, times: TimesOption = False, decisions: DecisionsOption = False, as_json: JsonOption = False
 ) -> int:
     """Name the first record in which two runs differ. Exit code 0 if they agree, 1 if not."""
-    from ppsim.recording.diff import first_difference
+    from ppsim.recording.diff import first_difference, first_in_batches
     from ppsim.recording.folder import open_run
 
     if times and decisions:
         raise UsageError("--times and --decisions exclude each other")
     left, right = open_run(a), open_run(b)
     found = first_difference(left, right, times=times, decisions_only=decisions)
+    # Where only the inner state parted at first, the batch in which that shows is worth a second look.
+    hidden = found is not None and found.field == "state_digest"
+    shows = first_in_batches(left, right) if hidden else None
     if as_json:
-        print(json.dumps(difference_json(found), allow_nan=False))
+        print(json.dumps(difference_json(found, shows), allow_nan=False))
+    elif found is None:
+        print(equal_text(left, times, decisions))
     else:
-        print(equal_text(left, times, decisions) if found is None else difference_text(found, a, b))
+        print(difference_text("different: first", found, a, b))
+        if hidden:
+            print(difference_text("it shows", shows, a, b) if shows else "it never shows in a batch")
     return EXIT_PASS if found is None else EXIT_SAFETY
 
 
@@ -54,13 +61,13 @@ def equal_text(recording: Recording, times: bool, decisions_only: bool) -> str:
     return f"equal: {what} of {recording.num_ranks} ranks, {num_decisions} decisions, digest {digests.run}"
 
 
-def difference_text(found: Difference, a: str, b: str) -> str:
+def difference_text(lead: str, found: Difference, a: str, b: str) -> str:
     where = f" of {found.place()}" if found.place() else ""
     what = f"field {found.field}" if found.field else "only one run has this record"
     width = max(len(a), len(b))
     return "\n".join(
         [
-            f"different: first in the {found.kind} record{where}: {what}",
+            f"{lead} in the {found.kind} record{where}: {what}",
             f"  {a:<{width}}  {value_text(found.left)}",
             f"  {b:<{width}}  {value_text(found.right)}",
         ]
@@ -78,11 +85,15 @@ def plain(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def difference_json(found: Difference | None) -> dict[str, Any]:
+def difference_json(found: Difference | None, shows: Difference | None) -> dict[str, Any]:
+    """``shows`` is where a difference of the inner state is first seen in a batch."""
     if found is None:
         return {"equal": True}
+    return {"equal": False, **record_json(found), "shows": None if shows is None else record_json(shows)}
+
+
+def record_json(found: Difference) -> dict[str, Any]:
     return {
-        "equal": False,
         "kind": found.kind,
         "rank": found.rank,
         "iteration": found.iteration,

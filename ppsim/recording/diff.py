@@ -55,6 +55,7 @@ DECISION = Kind(
     ("iteration", "slot", "mode", "pieces", "retracted", "chunked_rid", "state_digest"),
     decision_fields,
 )
+PIECES = Kind("decision", DECISION.fields[:-1], lambda d: decision_fields(d)[:-1])  # without the state digest
 HARVEST = Kind(
     "harvest",
     ("iteration", "slot", "harvested", "delivered", "finished", "token_ids", "free_tokens", "evictable_tokens"),
@@ -80,6 +81,12 @@ def first_difference(
         found = [difference for difference in found if difference.kind == DECISION.name]
     if times and not found:
         found = list(time_differences(left, right))
+    return min(found, key=logical_place, default=None)
+
+
+def first_in_batches(left: Recording, right: Recording) -> Difference | None:
+    """The first decision that differs in what was scheduled. Inner state may part long before that shows."""
+    found = [d for r in range(left.num_ranks) for d in first_of(PIECES, r, left.decisions[r], right.decisions[r])]
     return min(found, key=logical_place, default=None)
 
 

@@ -12,7 +12,8 @@ from typer.testing import CliRunner, Result
 
 from ppsim.cli.entry import app
 from ppsim.recording import Recording, Verdict
-from tests.unit.handmade import pipeline
+from ppsim.recording.writer import write_recording
+from tests.unit.handmade import decision, pipeline
 
 ROOT = Path(__file__).resolve().parents[2]
 PERCENTILES = {"mean", "p50", "p90", "p99"}
@@ -275,6 +276,28 @@ def test_diff_finds_a_policy_that_changes_one_decision() -> None:
     a, b = schedule_of("a"), schedule_of("b")
     first = next(i for i, (x, y) in enumerate(zip(a, b)) if x["digest"] != y["digest"])
     assert (told["kind"], told["rank"], told["iteration"], told["slot"]) == ("decision", 0, first, a[first]["slot"])
+    seen = next(i for i, (x, y) in enumerate(zip(a, b)) if x["pieces"] != y["pieces"])
+    assert (told["shows"] or told)["iteration"] == seen
+
+
+def test_diff_of_inner_state_also_tells_where_it_shows() -> None:
+    for name, state, tokens in (("a", "s", 1), ("b", "t", 1), ("c", "t", 2)):
+        recording = Recording(1)
+        recording.decision(0, decision(0, 0, ("r", 0, 1), state=state))
+        recording.decision(0, decision(1, 1, ("r", 1, tokens), state=state))
+        write_recording(recording, Path(name))
+    hidden = ppsim("diff", "a", "b").stdout.splitlines()
+    assert hidden[0] == "different: first in the decision record of rank 0, iteration 0, slot 0: field state_digest"
+    assert hidden[-1] == "it never shows in a batch"
+    shown = ppsim("diff", "a", "c").stdout.splitlines()
+    assert shown[0] == hidden[0]
+    assert shown[3:] == [
+        "it shows in the decision record of rank 0, iteration 1, slot 1: field pieces[0]",
+        '  a  ["r", 1, 1]',
+        '  c  ["r", 1, 2]',
+    ]
+    assert json.loads(ppsim("diff", "a", "b", "--json").stdout)["shows"] is None
+    assert json.loads(ppsim("diff", "a", "c", "--json").stdout)["shows"]["field"] == "pieces[0]"
 
 
 def test_diff_of_a_damaged_recording_names_file_and_line() -> None:
