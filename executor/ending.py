@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from executor.client import GaveUp
 from executor.worker import Report
+from ppsim.core.checker import after_a_crash
 from ppsim.core.effects import Decision, Harvest
 from ppsim.core.errors import CoreError, InvariantViolation, ProtocolError
 from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN
@@ -22,6 +23,15 @@ def verdict_of_error(error: CoreError | GaveUp) -> Verdict:
     if isinstance(error, ProtocolError):
         return Verdict("fail", EXIT_SAFETY, text, "INV-31", error.rank, error.iteration, error.slot)
     return Verdict("fail", EXIT_SAFETY, text, "INV-23")
+
+
+def root_cause(verdict: Verdict, reports: Mapping[int, Report]) -> Verdict:
+    """If the ranks recorded their calls: the first one that differed, where it came before what ended the run."""
+    cause = after_a_crash({rank: report.calls for rank, report in reports.items()})
+    if cause is None or str(cause) == verdict.message or (verdict.iteration or 0) < cause.iteration:
+        return verdict
+    text = f"{cause}\nwhat followed from it: {verdict.message}"
+    return Verdict("fail", EXIT_SAFETY, text, cause.invariant, cause.rank, cause.iteration, cause.slot, cause.rid)
 
 
 def verdict_of_run(recording: Recording, reports: Sequence[Report]) -> Verdict:

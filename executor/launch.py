@@ -6,6 +6,7 @@ one clear error or verdict, and no process is left:
     bad scenario, checkpoint, device, port     UsageError, exit code 2
     a rank process that dies                   RankDied, exit code 3, names the rank
     all ranks wait for one another             verdict "fail", exit code 3, says what each waits for
+    a rank that completes nothing for too long verdict "fail", exit code 3, with the state of every rank (watchdog.py)
     a broken rule of the protocol              verdict "fail", exit code 1, with the recording so far
     run.max_iterations reached                 verdict "unknown", exit code 5, with the recording so far
 """
@@ -22,12 +23,14 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from executor.client import GaveUp
-from executor.ending import verdict_of_error, verdict_of_run
+from executor.ending import root_cause, verdict_of_error, verdict_of_run
 from executor.prepare import arrivals_of, prepared
 from executor.status import Status
 from executor.supervise import STALL_S, Failed, Ranks, Stalled
+from executor.watchdog import Stuck, Watchdog, pulse_of
 from executor.worker import HOST, Job, Report, run_rank
 from ppsim.core.errors import CoreError
+from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Input
 from ppsim.errors import EXIT_LIVENESS, PpsimError, RankDied, UsageError
 from ppsim.recording import Recording, Verdict
@@ -70,12 +73,14 @@ def execute(
     progress: Progress | None = None,
     start_method: str = "spawn",
     stall_s: float = STALL_S,
+    hooks: Callable[[int, int], Hooks] = Hooks,
 ) -> ExecutionResult:
     """Run ``scenario`` to its end.
 
     ``model_dir`` overrides ``model.path``. ``inputs_by_iteration`` replays recorded inputs; else ``arrivals`` (default:
     the scenario's workload) come live. ``port``: of the rendezvous store, None: a free one. ``progress`` is called with
-    (ended requests, all requests). Raises UsageError and RankDied as the head of this file says.
+    (ended requests, all requests). ``hooks`` makes the plug-in of each rank from (pp_rank, tp_rank); it must be
+    importable in the rank's process. Raises UsageError and RankDied as the head of this file says.
     """
     scenario = prepared(scenario, model_dir, device)
     pp_size = scenario.cluster.pp_size
@@ -87,19 +92,30 @@ def execute(
     context: Any = multiprocessing.get_context(start_method)
     status = Status(context, pp_size)
     ranks = Ranks(status)
+    pulse = pulse_of(scenario, context)
+    watchdog = None if pulse is None else Watchdog(status, pulse)
+
+    def on_tick() -> None:
+        if progress is not None:
+            progress(status.num_ended, num_requests)
+        if watchdog is not None:
+            watchdog.look(ranks.reports)
+
     store = open_store(port)
     try:
         for rank in range(pp_size):
             first = rank == 0  # the others have no clients
-            job = Job(scenario, device, store.port, live if first else (), inputs if first else None)
+            job = Job(scenario, device, store.port, live if first else (), inputs if first else None, hooks, pulse)
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=run_rank, args=(rank, job, theirs, status), name=f"ppsim-rank-{rank}")
             process.start()
             theirs.close()
             ranks.add(process, ours)
-        reports = ranks.wait(lambda: progress(status.num_ended, num_requests) if progress else None, stall_s)
+        reports = ranks.wait(on_tick, stall_s)
     except Failed as failure:
         return failed(failure.report, ranks, recording)
+    except Stuck as stuck:
+        return ExecutionResult(recording, stuck.verdict)
     except Stalled as stall:
         return ExecutionResult(recording, Verdict("fail", EXIT_LIVENESS, f"deadlock: {stall}", "INV-40"))
     finally:
@@ -132,7 +148,7 @@ def failed(report: Report, ranks: Ranks, recording: Recording) -> ExecutionResul
     error = report.error
     if isinstance(error, CoreError | GaveUp):
         absorb(recording, list(ranks.reports.values()))
-        return ExecutionResult(recording, verdict_of_error(error))
+        return ExecutionResult(recording, root_cause(verdict_of_error(error), ranks.reports))
     if isinstance(error, UsageError):
         raise error
     who = f"rank {report.rank} of {recording.pp_size}"

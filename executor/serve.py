@@ -18,9 +18,11 @@ from executor.stage import kv_of, load_stage
 from executor.status import Status
 from executor.timing import ForwardTimer
 from executor.transport import PeerLost, Transport
+from executor.watchdog import attach
 from executor.worker import HOST, Job, Report
 from ppsim.core.errors import CoreError
 from ppsim.core.loop import build_rank
+from ppsim.core.messages import Call
 from ppsim.core.rank import Rank
 from ppsim.errors import PpsimError, UsageError
 from ppsim.recording import Recording
@@ -33,20 +35,28 @@ FOREVER = timedelta(days=365)  # an idle rank waits as long as no client sends a
 def attempt(rank: int, job: Job, status: Status) -> Report:
     """Run the rank; every exception becomes a report."""
     recording = Recording(job.scenario.cluster.pp_size, name=job.scenario.name, seed=job.scenario.seed, world="exec")
+    core = build_rank(rank_config(job.scenario, rank), job.hooks(rank, 0))
     try:
-        return Report(rank, recording, left_behind=left_behind(serve(rank, job, status, recording)))
+        serve(core, job, status, recording)
+        return Report(rank, recording, left_behind=left_behind(core))
     except PeerLost as lost:
         error = PpsimError(f"lost rank {lost.peer} while {lost.doing} it")
-        return Report(rank, recording, error, lost_peer=lost.peer)
+        return Report(rank, recording, error, lost_peer=lost.peer, calls=calls_of(core))
     except (CoreError, PpsimError) as known:
-        return Report(rank, recording, known, trace=format_exc())
+        return Report(rank, recording, known, trace=format_exc(), calls=calls_of(core))
     except Exception as unknown:
         return Report(rank, error=PpsimError(f"{type(unknown).__name__}: {unknown}"), trace=format_exc())
 
 
-def serve(rank: int, job: Job, status: Status, recording: Recording) -> Rank:
+def calls_of(core: Rank) -> tuple[Call, ...]:
+    """What the rank consensus checker of this rank has recorded lately."""
+    return core.checker.log if core.checker is not None else ()
+
+
+def serve(core: Rank, job: Job, status: Status, recording: Recording) -> None:
     """Load, connect, run the event loop to its end, leave together."""
     torch.set_num_threads(1)
+    rank = core.config.pp_rank
     scenario, device = job.scenario, device_of(job.device, rank)
     stage = load_stage(scenario, rank, device)
     capacity_tokens = local_capacity_tokens(scenario, rank)
@@ -60,14 +70,13 @@ def serve(rank: int, job: Job, status: Status, recording: Recording) -> Rank:
     transport = Transport(rank, device)
     timer = ForwardTimer(start_ns, device)
     answers = Answers(rank, stage, kv, capacity_tokens, transport, client_of(job, timer), recording, timer, status)
-    core = build_rank(rank_config(scenario, rank))
+    attach(answers, core, scenario, job.pulse)
     try:
         answers.drive(core)
         transport.finish()
     finally:
         answers.settle()
     dist.destroy_process_group()
-    return core
 
 
 def device_of(name: str, rank: int) -> torch.device:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 
 from executor.status import Status
-from ppsim.core.messages import Input
+from executor.watchdog import Pulse
+from ppsim.core.hooks import Hooks
+from ppsim.core.messages import Call, Input
 from ppsim.recording import Recording
 from ppsim.scenario import Scenario
 from ppsim.workload import Arrival
@@ -33,6 +35,8 @@ class Job:
     port: int
     arrivals: tuple[Arrival, ...] = ()
     inputs: Mapping[int, tuple[Input, ...]] | None = None
+    hooks: Callable[[int, int], Hooks] = Hooks
+    pulse: Pulse | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +49,7 @@ class Report:
     lost_peer: int | None = None
     trace: str = ""
     left_behind: str = ""
+    calls: tuple[Call, ...] = ()  # of the rank consensus checker, where it is on
 
 
 def run_rank(rank: int, job: Job, pipe: connection.Connection, status: Status) -> None:

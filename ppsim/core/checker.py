@@ -28,15 +28,16 @@ from ppsim.core.messages import Call, CallLog, Check, Lane
 if TYPE_CHECKING:
     from ppsim.core.rank import Rank
 
-NOTHING = Call(-1, "", "", "makes no further call")
+NOTHING = Call(-1, -1, "", "", "makes no further call")
 
 
 class Checker:
     """The calls of one rank. ``window`` is compared next; ``earlier`` keeps what a report after a crash may need."""
 
-    def __init__(self, interval: int, num_kept: int, iteration: Callable[[], int]) -> None:
+    def __init__(self, interval: int, num_slots: int, iteration: Callable[[], int]) -> None:
         self.interval = interval
-        self.num_kept = num_kept  # iterations
+        self.num_slots = num_slots
+        self.num_kept = interval + 2 * num_slots  # iterations; the ranks are at most pp_size of them apart
         self.iteration = iteration
         self.window: list[Call] = []
         self.earlier: deque[Call] = deque()
@@ -48,7 +49,8 @@ class Checker:
         return (*self.earlier, *self.window)
 
     def record(self, invariant: str, name: str, text: str) -> None:
-        self.window.append(Call(self.iteration(), invariant, name, text))
+        iteration = self.iteration()
+        self.window.append(Call(iteration, iteration % self.num_slots, invariant, name, text))
 
     def close(self) -> tuple[Call, ...]:
         """End the window and return its calls."""
@@ -97,8 +99,7 @@ def start_checker(rank: Rank) -> Checker | None:
     config, scheduler = rank.config, rank.scheduler
     if not config.consensus_check_interval or config.pp_size * config.tp_replicas == 1:
         return None
-    num_kept = config.consensus_check_interval + 2 * config.num_slots
-    checker = Checker(config.consensus_check_interval, num_kept, lambda: rank.iteration)
+    checker = Checker(config.consensus_check_interval, config.num_slots, lambda: rank.iteration)
     watch_calls(checker, (scheduler, scheduler.role, scheduler.kv, scheduler.kv.tree, scheduler.kv.pool))
     return checker
 
@@ -144,7 +145,7 @@ def _pass_on(rank: Rank, checker: Checker) -> Effects[None]:
         checker.works.append((rank.iteration + config.pp_size, work))
     elif lowest != highest:
         found = f"found when the calls up to iteration {rank.iteration} were compared"
-        violation = first_difference(logs, config.num_slots, found)
+        violation = first_difference(logs, found)
         assert violation is not None, "digests differ although the calls are the same"
         raise violation
 
@@ -160,9 +161,7 @@ def merged(logs: tuple[CallLog, ...], mine: CallLog) -> tuple[CallLog, ...]:
 # --- naming ----------------------------------------------------------------------------------------------------
 
 
-def first_difference(
-    logs: Sequence[CallLog], num_slots: int, found: str, *, unfinished: bool = False
-) -> InvariantViolation | None:
+def first_difference(logs: Sequence[CallLog], found: str, *, unfinished: bool = False) -> InvariantViolation | None:
     """The first place at which the logs differ, as the violation of the invariant that the call is declared for.
 
     The side with more ranks is taken to be right, with equally many the one of the lowest rank. ``unfinished``: the
@@ -172,13 +171,11 @@ def first_difference(
     for place in range(length):
         entries = [log.calls[place] if place < len(log.calls) else NOTHING for log in logs]
         if any(entry != entries[0] for entry in entries):
-            return _named(logs, entries, place, num_slots, found)
+            return _named(logs, entries, place, found)
     return None
 
 
-def _named(
-    logs: Sequence[CallLog], entries: Sequence[Call], place: int, num_slots: int, found: str
-) -> InvariantViolation:
+def _named(logs: Sequence[CallLog], entries: Sequence[Call], place: int, found: str) -> InvariantViolation:
     sides: dict[Call, list[int]] = {}
     for log, entry in zip(logs, entries, strict=True):
         sides[entry] = sorted([*sides.get(entry, []), *log.ranks])
@@ -187,10 +184,10 @@ def _named(
     ahead = {entry: log.calls[place:] for log, entry in zip(logs, entries, strict=True)}
     call = odd if usual is NOTHING or _is_extra(odd, usual, ahead) else usual
     shown = "; ".join(f"{_ranks(ranks)} {_text(entry, call)}" for entry, ranks in sides.items())
-    iteration = min(entry.iteration for entry in entries if entry is not NOTHING)
+    first = min((entry for entry in entries if entry is not NOTHING), key=lambda entry: entry.iteration)
     rank = sides[odd][0]
     detail = f"{call.name} differs between ranks: {shown}; {found}"
-    return InvariantViolation(call.invariant, rank, iteration, iteration % num_slots, "", detail)
+    return InvariantViolation(call.invariant, rank, first.iteration, first.slot, "", detail)
 
 
 def _is_extra(odd: Call, usual: Call, ahead: dict[Call, tuple[Call, ...]]) -> bool:
@@ -213,12 +210,11 @@ def _ranks(ranks: Sequence[int]) -> str:
     return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(str(rank) for rank in ranks)
 
 
-def after_a_crash(logs: dict[int, tuple[Call, ...]], num_slots: int) -> InvariantViolation | None:
+def after_a_crash(logs: dict[int, tuple[Call, ...]]) -> InvariantViolation | None:
     """The same for ranks that stopped anywhere, from the logs that they still keep: what came before the crash."""
     kept = {rank: calls for rank, calls in logs.items() if calls}
     if len(kept) < 2:
         return None
     start = max(calls[0].iteration for calls in kept.values())
     common = [CallLog((r,), "", tuple(c for c in calls if c.iteration >= start)) for r, calls in sorted(kept.items())]
-    found = "found when the run had failed"
-    return first_difference(common, num_slots, found, unfinished=True)
+    return first_difference(common, "found when the run had failed", unfinished=True)

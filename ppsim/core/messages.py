@@ -193,6 +193,7 @@ class Call(NamedTuple):
     """One entry in a rank's log of calls that must be the same everywhere (``checker.py``)."""
 
     iteration: int
+    slot: int
     invariant: str  # which one a difference breaks
     name: str
     text: str

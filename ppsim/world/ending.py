@@ -33,7 +33,7 @@ def deadlock(setting: Setting) -> Verdict | None:
 def root_cause(verdict: Verdict, setting: Setting) -> Verdict:
     """If the ranks recorded their calls: the first one that differed, where it came before what ended the run."""
     logs = {r.rank_id: r.rank.checker.log for r in setting.ranks if r.rank.checker is not None}
-    cause = after_a_crash(logs, setting.ranks[0].rank.config.num_slots)
+    cause = after_a_crash(logs)
     if cause is None or str(cause) == verdict.message or (verdict.iteration or 0) < cause.iteration:
         return verdict
     text = f"{cause}\nwhat followed from it: {verdict.message}"

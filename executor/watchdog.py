@@ -1,0 +1,214 @@
+"""No-progress watchdog of real processes, and the pause of a rank that it exists to find (bugs.md B30).
+
+Rule: a rank makes progress when it completes an effect, whatever its slot holds; the launcher gives it
+``run.watchdog_ms`` of real time for each. Waiting for clients is no stall: as long as the first rank does that, nobody
+is late.
+
+    in each rank's process   a thread marks that the process runs, and writes down what the rank's state is
+    in the launcher          each tick: who has completed nothing for too long? Then every rank is described
+
+The thread is what tells a rank that waits from a process that does not run at all (stopped, or held by a library with
+the interpreter's lock): its mark grows old. What it wrote last can still be read, since it lies in shared memory.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from multiprocessing.context import BaseContext
+from typing import TYPE_CHECKING, Any
+
+from executor.status import CODE, EFFECTS, NUM_CELLS, STARTING, Status
+from ppsim.core.effects import AwaitTokens, Commit, Ingest, Launch, Recv, Send
+from ppsim.core.progress import Standing, first_without_progress, state_lines
+from ppsim.core.rank import Rank
+from ppsim.errors import EXIT_LIVENESS
+from ppsim.recording import Recording, Verdict
+from ppsim.scenario import Scenario
+
+if TYPE_CHECKING:
+    from executor.driver import Answers
+
+NS_PER_MS = 1_000_000
+START_MS = 120_000.0  # loading libraries and weights, and meeting the other ranks
+MARKS_PER_LIMIT = 8
+TEXT_BYTES = 16384  # of one rank's state
+DOING = {
+    CODE[Send]: "starts a send",
+    CODE[Recv]: "waits in a receive",
+    CODE[Commit]: "waits in the commit of a send",
+    CODE[Launch]: "is in a forward pass",
+    CODE[AwaitTokens]: "waits for sampled tokens",
+    CODE[Ingest]: "waits for clients",
+}
+
+
+class Stuck(Exception):
+    """A rank made no progress for too long; carries the verdict of the run."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict)
+        self.verdict = verdict
+
+
+class Pulse:
+    """Memory that ranks write and the launcher reads: marks, peers of commits, states. One writer each, no lock."""
+
+    def __init__(self, context: BaseContext, pp_size: int, limit_ms: float) -> None:
+        self.limit_ms = limit_ms
+        self.marks = context.RawArray("q", pp_size)  # monotonic ns at which the process was last seen to run
+        self.commits = context.RawArray("q", [-1] * pp_size)  # peer of the commit a rank waits in, -1: none
+        self.texts = [context.RawArray("c", TEXT_BYTES) for _ in range(pp_size)]
+
+    def mark(self, rank: int) -> None:
+        self.marks[rank] = time.monotonic_ns()
+
+    def write(self, rank: int, lines: list[str]) -> None:
+        self.texts[rank].value = "\n".join(lines).encode()[: TEXT_BYTES - 1]
+
+    def read(self, rank: int) -> list[str]:
+        return self.texts[rank].value.decode(errors="replace").splitlines() or ["nothing written yet"]
+
+
+def pulse_of(scenario: Scenario, context: BaseContext) -> Pulse | None:
+    """The memory of a watchdog, None if the scenario asks for none."""
+    limit_ms = scenario.run.watchdog_ms
+    return Pulse(context, scenario.cluster.pp_size, limit_ms) if limit_ms else None
+
+
+# --- in the process of a rank ----------------------------------------------------------------------------------
+
+
+def attach(answers: Answers, core: Rank, scenario: Scenario, pulse: Pulse | None) -> None:
+    """Let the pauses of this rank happen, and show the launcher that it lives. Call before the rank is driven."""
+    table, rank = answers.table, answers.rank
+    pauses = sorted((p.at_iteration, p.ms) for p in scenario.faults.pauses if p.rank == rank)
+    if pauses:
+        for effect in (Ingest, Recv):  # one of them opens every iteration
+            table[effect] = pausing(core, pauses, table[effect])
+    if pulse is not None:
+        follow_sends(rank, pulse, table)
+        threading.Thread(target=beat, args=(rank, core, answers.recording, pulse), daemon=True).start()
+
+
+def pausing(core: Rank, pauses: list[tuple[int, float]], handler: Callable[[Any], object]) -> Callable[[Any], object]:
+    """Stand still where the scenario says so: asleep for a time, or stopped as a whole process until it is killed."""
+
+    def paused(effect: Any) -> object:
+        if pauses and core.started is not None and core.iteration >= pauses[0][0]:
+            _, ms = pauses.pop(0)
+            if ms:
+                time.sleep(ms / 1000)
+            else:
+                os.kill(os.getpid(), signal.SIGSTOP)
+        return handler(effect)
+
+    return paused
+
+
+def follow_sends(rank: int, pulse: Pulse, table: dict[type, Callable[[Any], object]]) -> None:
+    """A commit names a send, not a rank: remember whom each send went to."""
+    peers: dict[object, int] = {}
+    send, commit = table[Send], table[Commit]
+
+    def sending(effect: Send) -> object:
+        work = send(effect)
+        peers[work] = effect.dst
+        return work
+
+    def committing(effect: Commit) -> object:
+        pulse.commits[rank] = peers.pop(effect.work, -1)
+        result = commit(effect)
+        pulse.commits[rank] = -1
+        return result
+
+    table[Send], table[Commit] = sending, committing
+
+
+def beat(rank: int, core: Rank, recording: Recording, pulse: Pulse) -> None:
+    """The thread. The rank goes on while its state is read: a state that changes under the reader is left out."""
+    while True:
+        pulse.mark(rank)
+        with suppress(Exception):
+            pulse.write(rank, [f"in iteration {core.iteration}", *state_lines(core, recording.decisions[rank])])
+        time.sleep(pulse.limit_ms / 1000 / MARKS_PER_LIMIT)
+
+
+# --- in the launcher -------------------------------------------------------------------------------------------
+
+
+class Watchdog:
+    """Looks at all ranks each time it is asked. ``reported``: ranks whose run is over."""
+
+    def __init__(self, status: Status, pulse: Pulse, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self.status, self.pulse, self.now_ns = status, pulse, now_ns
+        self.limit_ns = round(pulse.limit_ms * NS_PER_MS)
+        self.start_limit_ns = max(self.limit_ns, round(START_MS * NS_PER_MS))
+        self.looked_at = now_ns()
+        self.counts = list(status.counts())
+        self.since = [self.looked_at] * status.pp_size
+
+    def look(self, reported: Collection[int]) -> None:
+        """Raises Stuck if a rank has completed nothing for the limit."""
+        now, before = self.now_ns(), self.counts
+        self.counts = list(self.status.counts())
+        slept = now - self.looked_at > self.limit_ns // 2  # the launcher itself did not run: it saw nothing
+        self.looked_at = now
+        for rank, count in enumerate(self.counts):
+            if slept or count != before[rank] or (self.idle(now) and self.runs(rank, now)):
+                self.since[rank] = now
+        if any(now - self.since[rank] >= self.limit_of(rank) for rank in self.watched(reported)):
+            raise Stuck(self.verdict(now, reported))
+
+    def watched(self, reported: Collection[int]) -> list[int]:
+        return [rank for rank in range(self.status.pp_size) if rank not in reported]
+
+    def limit_of(self, rank: int) -> int:
+        return self.start_limit_ns if self.cell(rank, 0) == STARTING else self.limit_ns
+
+    def cell(self, rank: int, place: int) -> int:
+        return int(self.status.cells[rank * NUM_CELLS + place])
+
+    def runs(self, rank: int, now: int) -> bool:
+        """Whether the process of a rank was seen to run lately."""
+        return not self.pulse.marks[rank] or now - self.pulse.marks[rank] <= self.limit_ns // 2
+
+    def idle(self, now: int) -> bool:
+        """The first rank waits for clients, so everybody else waits for it."""
+        return self.cell(0, 0) == CODE[Ingest] and self.runs(0, now)
+
+    def standing(self, rank: int, now: int, done: bool) -> Standing:
+        """Where a rank stands, from what it has written."""
+        code, iteration, peer = (self.cell(rank, place) for place in range(3))
+        if done:
+            return Standing(rank, iteration, "has ended", None, self.since[rank], done=True)
+        if code == CODE[Commit]:
+            peer = int(self.pulse.commits[rank])
+        name = EFFECTS[code - 1].__name__.lower() if code > 0 else ""
+        doing = DOING.get(code, f"is in {name}" if name else "starts" if code == STARTING else "decides")
+        waits_for = peer if code in (CODE[Recv], CODE[Commit]) and peer >= 0 else None
+        if not self.runs(rank, now):
+            doing += f" for rank {waits_for}" if waits_for is not None else ""
+            return Standing(rank, iteration, f"{doing}; its process does not run", None, self.since[rank], runs=False)
+        return Standing(rank, iteration, doing, waits_for, self.since[rank])
+
+    def verdict(self, now: int, reported: Collection[int]) -> Verdict:
+        """The report: each rank's effect, the rank to look at first, and every rank's state."""
+        ranks = range(self.status.pp_size)
+        standings = [self.standing(rank, now, rank in reported) for rank in ranks]
+        first, cycle = first_without_progress(standings)
+        limit = f"{self.pulse.limit_ms:g} ms"
+        lines = [f"watchdog: no progress for {limit}; first: {standings[first].sentence(now)}"]
+        lines += [f"  {s.sentence(now)}" for s in standings if s.rank != first]
+        if cycle:
+            lines.append("  wait-for cycle: " + " -> ".join(str(rank) for rank in [*cycle, cycle[0]]))
+        for rank in ranks:
+            age_ms = (now - self.pulse.marks[rank]) / NS_PER_MS
+            lines.append(f"  state of rank {rank}, written {age_ms:.0f} ms ago:")
+            lines += [f"    {line}" for line in self.pulse.read(rank)]
+        invariant = "INV-40" if cycle else None
+        return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), invariant, first, standings[first].iteration)
