@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from ppsim.sglang import flags
-from ppsim.sglang.commands import FLAG, Draft, Hole, Resolved
+from ppsim.sglang.commands import FLAG, Draft
 from ppsim.sglang.flags import Flag, Match
 from ppsim.sglang.programs import image_engine
 from ppsim.sglang.result import Given, LaunchLine, Note, UnknownFlag, Unresolved
+from ppsim.sglang.variables import Hole, Resolved
 
 ELLIPSIS = ("...", "\u2026", "[...]")
 PLACEHOLDER_TEXT = re.compile(r"^(?:YOUR[_-].*|<.*>|\{[A-Za-z_ ]+\}|X{2,}|x{3,}|\?+)$")

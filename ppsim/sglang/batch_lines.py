@@ -53,6 +53,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
 }
 TWO_DECIMALS = ("(token/s)", "usage")
 MAX_JOIN = 8
+LOOK = 200  # characters that tell a batch line from a sentence about batches
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ def find_batches(rows: Sequence[str]) -> tuple[list[BatchLine], frozenset[int]]:
 
 def plausible(text: str, start: re.Match[str], is_last: bool) -> bool:
     """A sentence about batches is none: fields must follow, or the text must end."""
-    rest = text[start.end() :].strip(" ,.")
+    rest = text[start.end() : start.end() + LOOK].strip(" ,.")
     if start["retract"]:
         return "#retract" in rest or (is_last and rest[:1] in ("", "#"))
     if not rest:

@@ -17,32 +17,14 @@ from dataclasses import dataclass, field, replace
 
 from ppsim.sglang.programs import Program, docker_arguments, find_program, has_program
 from ppsim.sglang.unwrap import COMMAND_KEYS, FOLDED, Line, Unwrapper
-from ppsim.sglang.words import Cursor, Op, Part, Problem, Word, literal
+from ppsim.sglang.variables import Hole, Resolved, Variables, assignment_name, without_name
+from ppsim.sglang.words import Cursor, Op, Problem, Word, literal
 
-ASSIGNMENT = re.compile(r"^(?P<name>[A-Za-z_]\w*)(?P<plus>\+?)=")
 FLAG = re.compile(r"^--?[A-Za-z]")
 EXPORTS = ("export", "set", "setenv", "declare", "typeset", "readonly", "local", "ENV")
-SET_BY_SHELL = ("HOME", "PWD", "USER", "HOSTNAME", "PATH", "SHELL", "UID", "LOGNAME", "OLDPWD", "RANDOM")
 ENGINE_ENV = ("SGLANG_", "VLLM_")
 MAX_DEPTH = 3
 EMPTY = Word((), 0)
-
-
-@dataclass(frozen=True, slots=True)
-class Hole:
-    """Something that the text leaves open: as written, and the name of the variable if it is one."""
-
-    text: str
-    variable: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """A word after variables: holes are still in ``text`` as written."""
-
-    text: str
-    line: int
-    holes: tuple[Hole, ...] = ()
 
 
 @dataclass(slots=True)
@@ -67,14 +49,10 @@ class Reader:
 
     def __init__(self, lines: list[str], depth: int = 0, late: dict[str, Resolved] | None = None) -> None:
         self.lines, self.depth = lines, depth
-        self.late = late or {}  # variables that a list of the same text sets behind their use
+        self.variables = Variables(late or {})
         self.listed_env: dict[str, Resolved] = {}
         self.cursor = Cursor(lines)
         self.unwrapper = Unwrapper(lines)
-        self.variables: dict[str, Resolved] = {}
-        self.exported: dict[str, Resolved] = {}
-        self.arrays: dict[str, list[Word]] = {}
-        self.used_arrays: list[str] = []
         self.drafts: list[Draft] = []
         self.current: Draft | None = None
         self.boundary = False  # a blank line or a comment since the last flag
@@ -180,7 +158,9 @@ class Reader:
         assert self.array is not None
         name, words = self.array
         self.array = None
-        self.arrays[name] = [*self.arrays.get(name, []), *words] if words else self.arrays.get(name, [])
+        self.variables.arrays[name] = (
+            [*self.variables.arrays.get(name, []), *words] if words else self.variables.arrays.get(name, [])
+        )
         if problem:
             self.warnings.append(problem)
 
@@ -201,7 +181,7 @@ class Reader:
         if line.kind == "unresolved_assign":
             self.list_env[line.name] = Resolved("", row + 1, (Hole(f"value of {line.name} from elsewhere", line.name),))
             return
-        self.list_env[line.name] = self.one(literal(line.text, row + 1))
+        self.list_env[line.name] = self.variables.one(literal(line.text, row + 1))
         self.listed_env[line.name] = self.list_env[line.name]
 
     def end_list(self) -> None:
@@ -236,7 +216,7 @@ class Reader:
         if leading == len(words):
             self.assign_words(words, exported=False)
             return
-        resolved = [piece for word in words for piece in self.expand(word)]
+        resolved = [piece for word in words for piece in self.variables.expand(word)]
         if resolved:
             self.server(resolved, listed)
 
@@ -262,7 +242,7 @@ class Reader:
 
     def start(self, draft: Draft, around: list[Resolved]) -> None:
         """Open a draft; ``around`` are the words before its own: wrappers, and variables given on the same line."""
-        draft.env = {**self.exported, **self.engine_variables()}
+        draft.env = {**self.variables.exported, **self.engine_variables()}
         for word in around:
             name, equals, value = strip_env_option(word.text).partition("=")
             if equals and re.fullmatch(r"[A-Za-z_]\w*", name):
@@ -277,8 +257,9 @@ class Reader:
 
     def nested(self, inner: Resolved, words: list[Resolved]) -> None:
         """A command inside a word, as in ``bash -c "..."``."""
-        reader = Reader(inner.text.split("\n"), self.depth + 1, self.late)
-        reader.variables, reader.exported = dict(self.variables), dict(self.exported)
+        reader = Reader(inner.text.split("\n"), self.depth + 1, self.variables.late)
+        reader.variables.values = dict(self.variables.values)
+        reader.variables.exported = dict(self.variables.exported)
         for draft in reader.read():
             draft.line += inner.line - 1
             draft.words = [replace(word, line=word.line + inner.line - 1) for word in draft.words]
@@ -310,10 +291,10 @@ class Reader:
         for word in words:
             name = assignment_name(word, quoted=exported)
             if name:
-                value = self.one(without_name(word))
+                value = self.variables.one(without_name(word))
                 found[name] = value
-            elif word.raw in self.variables:
-                found[word.raw] = self.variables[word.raw]
+            elif word.raw in self.variables.values:
+                found[word.raw] = self.variables.values[word.raw]
         self.assign_all(found, exported=exported)
 
     def assign_all(self, found: dict[str, Resolved], *, exported: bool) -> None:
@@ -322,59 +303,19 @@ class Reader:
             if in_block and self.current is not None:
                 self.current.env[name] = value
                 if not name.startswith(ENGINE_ENV):
-                    self.variables[name] = value
+                    self.variables.values[name] = value
                 continue
-            before = self.variables.get(name)
+            before = self.variables.values.get(name)
             if before is not None and before.text != value.text and name.startswith(ENGINE_ENV):
                 text = f"{name} is set twice, to {before.text!r} and to {value.text!r}: the later one holds"
                 self.warnings.append(Problem(text, value.line))
-            self.variables[name] = value
+            self.variables.values[name] = value
             self.after[name] = value
             if exported:
-                self.exported[name] = value
+                self.variables.exported[name] = value
 
     def engine_variables(self) -> dict[str, Resolved]:
-        return {name: value for name, value in self.variables.items() if name.startswith(ENGINE_ENV)}
-
-    def one(self, word: Word) -> Resolved:
-        """A word as one text, unsplit."""
-        texts: list[str] = []
-        holes: list[Hole] = []
-        for part in word.parts:
-            value = self.part(part, word.line)
-            texts.append(value.text)
-            holes += value.holes
-        return Resolved("".join(texts), word.line, tuple(holes))
-
-    def expand(self, word: Word) -> list[Resolved]:
-        """A word as arguments: an array gives its elements, an unquoted variable is split."""
-        only = word.parts[0] if len(word.parts) == 1 else None
-        if only and only.kind == "array" and only.name in self.arrays:
-            self.used_arrays.append(only.name)
-            elements = self.arrays[only.name]
-            if any(part.kind == "array" and part.name == only.name for element in elements for part in element.parts):
-                return [Resolved(only.text, word.line, (Hole(only.text, only.name),))]
-            return [piece for element in elements for piece in self.expand(element)]
-        value = self.one(word)
-        if only and only.kind == "var" and not only.quoted and not value.holes and " " in value.text.strip():
-            tokens, _, _ = Cursor([value.text]).scan(0, value.text)
-            return [self.one(replace(token, line=word.line)) for token in tokens if isinstance(token, Word)]
-        return [value]
-
-    def part(self, part: Part, line: int) -> Resolved:
-        if part.kind == "text":
-            return Resolved(part.text, line)
-        if part.kind == "hole":
-            return Resolved(part.text, line, (Hole(part.text),))
-        if part.name in self.variables and part.kind == "var":
-            return self.variables[part.name]
-        if part.default is not None:
-            return Resolved(part.default, line)
-        if part.name in self.late and part.kind == "var":
-            return self.late[part.name]
-        if part.name in SET_BY_SHELL:
-            return Resolved(part.text, line)
-        return Resolved(part.text, line, (Hole(part.text, part.name),))
+        return {name: value for name, value in self.variables.values.items() if name.startswith(ENGINE_ENV)}
 
     # -- end ---------------------------------------------------------------------------------------------------------
 
@@ -389,10 +330,10 @@ class Reader:
 
     def unused_arrays(self) -> None:
         """An array that no command uses is the command itself, if it holds a program, or else flags."""
-        for name, words in list(self.arrays.items()):
-            if name in self.used_arrays or not words:
+        for name, words in list(self.variables.arrays.items()):
+            if name in self.variables.used_arrays or not words:
                 continue
-            resolved = [piece for word in words for piece in self.expand(word)]
+            resolved = [piece for word in words for piece in self.variables.expand(word)]
             found = find_program([word.text for word in resolved])
             if found:
                 self.start(Draft(found[0], words[0].line, resolved[found[1] :]), resolved[: found[1]])
@@ -401,7 +342,7 @@ class Reader:
 
     def attach_trailing(self, draft: Draft) -> None:
         late = {name: value for name, value in self.after.items() if name not in draft.env}
-        named = [name for name in late if name in self.exported or name.startswith(ENGINE_ENV)]
+        named = [name for name in late if name in self.variables.exported or name.startswith(ENGINE_ENV)]
         for name in named:
             draft.env[name] = late[name]
             if draft.program is not None and name.startswith(ENGINE_ENV) and name not in self.listed_env:
@@ -410,21 +351,6 @@ class Reader:
 
     def first_row(self, words: list[Word]) -> int:
         return words[0].line if words else len(self.lines)
-
-
-def assignment_name(word: Word, *, quoted: bool = False) -> str:
-    first = word.parts[0] if word.parts else None
-    if first is None or first.kind != "text" or (first.quoted and not quoted):
-        return ""
-    found = ASSIGNMENT.match(first.text)
-    return found["name"] if found else ""
-
-
-def without_name(word: Word) -> Word:
-    first = word.parts[0]
-    found = ASSIGNMENT.match(first.text)
-    rest = first.text[found.end() :] if found else first.text
-    return replace(word, parts=(replace(first, text=rest), *word.parts[1:]))
 
 
 def strip_env_option(text: str) -> str:

@@ -11,8 +11,9 @@ import re
 from typing import Any
 
 from ppsim.sglang import flags
-from ppsim.sglang.commands import Draft, Reader, Resolved
+from ppsim.sglang.commands import Draft, Reader
 from ppsim.sglang.result import Given, LaunchLine
+from ppsim.sglang.variables import Resolved
 
 CALL = re.compile(r"\b(?P<name>ServerArgs|EngineArgs|AsyncEngineArgs|Engine|LLM)\(\s*(?=[A-Za-z_]\w*\s*=)")
 ENGINES = {"ServerArgs": "sglang", "Engine": "sglang", "EngineArgs": "vllm", "AsyncEngineArgs": "vllm", "LLM": "vllm"}
@@ -23,13 +24,13 @@ SIZES = ("pp_size", "tp_size")
 MAX_NESTING = 4
 
 
-def read_calls(text: str) -> list[LaunchLine]:
-    """Every call in the text. Lines inside a call are joined without a blank, as a terminal wraps them."""
+def read_calls(text: str, limit: int = 100) -> list[LaunchLine]:
+    """The first calls in the text. Lines inside a call are joined without a blank, as a terminal wraps them."""
     found: list[LaunchLine] = []
     at = 0
     while True:
         call = CALL.search(text, at)
-        if call is None:
+        if call is None or len(found) >= limit:
             return found
         line = LaunchLine(ENGINES[call["name"]], call["name"], "", text.count("\n", 0, call.start()) + 1)
         at = Call(text, call.end(), line).read()
@@ -145,7 +146,7 @@ def store_field(line: LaunchLine, name: str, value: Any, row: int) -> None:
 def load_json(text: str) -> Any:
     """The JSON that the text is, or None."""
     stripped = text.strip()
-    if not stripped.startswith(("{", "[")) or len(stripped) > 5_000_000:
+    if not stripped.startswith(("{", "[")):
         return None
     try:
         return json.loads(stripped)

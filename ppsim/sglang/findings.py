@@ -67,7 +67,14 @@ def watchdogs(rows: Sequence[str]) -> list[Finding]:
 
 def exceptions(rows: Sequence[str], batches: Sequence[BatchLine]) -> list[Finding]:
     found = []
+    usage: dict[str, float] = {}
+    ahead = iter(batches)
+    following = next(ahead, None)
     for row, text in enumerate(rows):
+        while following is not None and following.line <= row:
+            if "token usage" in following.fields:
+                usage[following.rank] = following.get("token usage")
+            following = next(ahead, None)
         hit = EXCEPTION.search(text) if "exception" in text else None
         if hit is None:
             continue
@@ -86,7 +93,7 @@ def exceptions(rows: Sequence[str], batches: Sequence[BatchLine]) -> list[Findin
         details: dict[str, Any] = {"frames": frames, "calls": calls, "time_s": seconds_of(text[: hit.start()])}
         if ending:
             details |= {"type": ending["type"], "message": ending["text"][:200]}
-        full = last_usage(batches, rank, row)
+        full = usage.get(rank)
         if full is not None:
             details["token_usage"] = full
             parts.append(f", token usage {full:.2f}")
@@ -115,21 +122,17 @@ def meaning_of(trace: str) -> str:
     return ""
 
 
-def last_usage(batches: Sequence[BatchLine], rank: str, row: int) -> float | None:
-    same = [line for line in batches if line.line <= row and line.rank == rank and "token usage" in line.fields]
-    return same[-1].get("token usage") if same else None
-
-
 def kills(rows: Sequence[str], found: Sequence[Finding]) -> list[Finding]:
     """Ends of processes, with the seconds since the last exception before them."""
-    failed = [finding for finding in found if finding.kind == "exception"]
+    failed = {finding.line: finding for finding in found if finding.kind == "exception"}
     ends = []
+    before: Finding | None = None
     for row, text in enumerate(rows):
+        before = failed.get(row + 1, before)
         kill = KILL.search(text) if "ill" in text or "igquit" in text or "SIGQUIT" in text else None
         if kill is None:
             continue
-        before = [finding for finding in failed if finding.line <= row]
-        since = gap_s(before[-1].details["time_s"], seconds_of(text[: kill.start()])) if before else None
+        since = gap_s(before.details["time_s"], seconds_of(text[: kill.start()][-300:])) if before else None
         what = kill["what"] or "Killed"
         late = f", {since:g} s after the exception" if since is not None else ""
         ends.append(Finding("kill", f"{what}{late}", row + 1, details={"after_exception_s": since}))

@@ -25,13 +25,20 @@ __all__ = [
     "to_scenario",
 ]
 
+MAX_TEXT = 1_000_000
+
 
 def read_launch(text: str) -> list[LaunchLine]:
     """Every server that the text starts, in order of the text.
 
-    Raises UsageError if the text starts none: empty, or without any flag, program, dump or description that is known.
-    A value that cannot be read does not raise: it is in ``errors`` of its line, with the place.
+    Raises UsageError if the text starts none: empty, far too long, or without any flag, program, dump or description
+    that is known. A value that cannot be read does not raise: it is in ``errors`` of its line, with the place.
     """
+    if len(text) > MAX_TEXT:
+        raise UsageError(
+            f"launch line: the text has {len(text)} characters, more than {MAX_TEXT}; expected a command and what "
+            "surrounds it. Is it a log? Then use: ppsim fit FILE"
+        )
     if not text.strip():
         raise UsageError("launch line: the text is empty; expected a command such as: sglang serve --model-path MODEL")
     found = read_any(text)
@@ -65,5 +72,5 @@ def read_any(text: str) -> list[LaunchLine]:
     lines = [line for line in map(read_draft, drafts) if line.program or line.values or line.unresolved]
     if lines:
         return lines
-    application = read_application(reader.variables)
+    application = read_application(reader.variables.values)
     return [application] if application else []

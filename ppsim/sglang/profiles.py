@@ -6,6 +6,7 @@ The first sample is cold and is dropped, as SGLang drops it; the lengths run fro
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -98,7 +99,10 @@ def numbers_after(opening: re.Pattern[str], body: str) -> tuple[list[float], int
         if number is None:
             rest = body[at : at + 40].strip()
             return found, int(bool(rest) and rest[0] not in "]")
-        found.append(float(number["number"][:40]))
+        value = float(number["number"])
+        if not math.isfinite(value):
+            return found, 1
+        found.append(value)
         at = number.end()
         if number["end"] == "]":
             return found, 0

@@ -38,7 +38,7 @@ def read_started(rows: Sequence[str], text: str) -> tuple[dict[str, Any], dict[i
         if length:
             values["max_model_len"] = int(length[1])
     if "ServerArgs(" in text:
-        for call in read_calls(text)[:1]:
+        for call in read_calls(text, limit=1):
             values |= {name: given.value for name, given in call.values.items()}
     return values, table
 

@@ -18,8 +18,9 @@ VARIABLE = re.compile(
 LITERAL = re.compile(PLACEHOLDER.pattern + "|" + VARIABLE.pattern)
 ODD_VARIABLE = re.compile(r"\$\{[^{}\n]*\}")
 OPERATORS = ("&&", "||", ";;", "&>>", "&>", "|&", ";", "|", "&", "(", ")")
-REDIRECTION = re.compile(r"\d?(?:>>|>&|>\||<<<|<<-?|<&|>|<)\d?")
-PLAIN = re.compile(r"[^\s'\"\\$`<>{|&;()#=\d]+")
+REDIRECTION = re.compile(r"(?:>>|>&|>\||<<<|<<-?|<&|>|<)\d?")
+CONTINUATION = re.compile(r"\\(?P<rest>[^\S\n]*(?:(?<=\s)#.*)?)$")
+PLAIN = re.compile(r"[^\s'\"\\$`<>{|&;()]+")
 PLAIN_QUOTED = re.compile(r"[^'\"\\$`<{]+")
 TARGET = re.compile(r"[ \t]*[^\s;|&()]*")
 MAX_QUOTE_LINES = 200
@@ -114,14 +115,14 @@ class Scanner:
 
     def backslash(self) -> bool:
         """True at a continuation: nothing but blanks or a comment follows."""
-        rest = self.text[self.at + 1 :]
-        if not rest.strip() or (rest.lstrip().startswith("#") and rest[:1] in " \t"):
-            if rest:
+        end = CONTINUATION.match(self.text, self.at)
+        if end:
+            if end["rest"]:
                 self.note("blanks or a comment follow the backslash: a shell would end the command here")
             self.end_word()
             self.continued = True
             return True
-        self.put(rest[0])
+        self.put(self.text[self.at + 1])
         self.at += 2
         return False
 
@@ -163,12 +164,16 @@ class Scanner:
                 self.at += 1
 
     def operator(self) -> bool:
+        if self.text[self.at] not in "<>|&;(){":
+            return False
         found = PLACEHOLDER.match(self.text, self.at)
         if found:
             return False
-        redirect = REDIRECTION.match(self.text, self.at)
-        if redirect and (not self.in_word or not redirect.group()[0].isdigit()):
-            self.end_word()
+        redirect = REDIRECTION.match(self.text, self.at) if self.text[self.at] in "<>" else None
+        if redirect:
+            if self.parts or "".join(self.plain) not in ("0", "1", "2"):
+                self.end_word()
+            self.plain, self.in_word = [], False  # the number of a stream is no word
             self.at = redirect.end()
             self.skip_target()
             return True
