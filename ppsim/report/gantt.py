@@ -116,7 +116,8 @@ def plot_gantt(recording: Recording, path: Path, *, from_s: float | None = None,
 
 def title(recording: Recording) -> str:
     stages = [stage_times(recording, pp_rank) for pp_rank in range(recording.pp_size)]
-    return f"{recording.name} ({recording.world})   pp_size {recording.pp_size}   bubble {100 * bubble_ratio(stages):.1f} % of the run"
+    bubble = 100 * bubble_ratio(stages)
+    return f"{recording.name} ({recording.world})   pp_size {recording.pp_size}   bubble {bubble:.1f} % of the run"
 
 
 def stable_metadata(path: Path) -> dict[str, Any]:
