@@ -182,7 +182,7 @@ def _named(logs: Sequence[CallLog], entries: Sequence[Call], place: int, found: 
     usual = min(sides, key=lambda entry: (-len(sides[entry]), sides[entry][0]))
     odd = min((entry for entry in sides if entry is not usual), key=lambda entry: sides[entry][0])
     ahead = {entry: log.calls[place:] for log, entry in zip(logs, entries, strict=True)}
-    call = odd if usual is NOTHING or _is_extra(odd, usual, ahead) else usual
+    call = odd if odd is not NOTHING and _is_extra(odd, usual, ahead) else usual
     shown = "; ".join(f"{_ranks(ranks)} {_text(entry, call)}" for entry, ranks in sides.items())
     first = min((entry for entry in entries if entry is not NOTHING), key=lambda entry: entry.iteration)
     rank = sides[odd][0]
@@ -196,7 +196,7 @@ def _is_extra(odd: Call, usual: Call, ahead: dict[Call, tuple[Call, ...]]) -> bo
     def distance(entry: Call, calls: tuple[Call, ...]) -> int:
         return calls.index(entry) if entry in calls else len(calls) + 1
 
-    return distance(usual, ahead[odd]) < distance(odd, ahead[usual])
+    return usual is NOTHING or distance(usual, ahead[odd]) < distance(odd, ahead[usual])
 
 
 def _text(entry: Call, call: Call) -> str:

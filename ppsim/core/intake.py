@@ -42,6 +42,10 @@ class Intake:
         self.num_unfit_aborts = 0
         self.num_parked_chunks = 0
         self.num_ignored_aborts = 0
+        self.num_idle_resets = 0
+        self.last_chunk_budget: int | None = None
+        self.advanced: list[str] = []  # moved on by an agreed conclusion since the last inputs, in order
+        self.failed: list[str] = []  # likewise failed
         self.grammar_queue: list[Request] = []
         self.acts: list[tuple[str, str, str]] = []  # (what, key, argument): asked of the local environment by the loop
         self.ended: list[str] = []  # ended outside a harvest since the last record, in order
@@ -53,6 +57,7 @@ class Intake:
     @agreed_call("INV-01", "inputs")
     def apply(self, inputs: Iterable[Input]) -> None:
         """Process the replicated request list of an iteration, in order."""
+        self.advanced, self.failed = [], []
         for item in inputs:
             match item:
                 case NewRequest():
@@ -111,6 +116,8 @@ class Intake:
         request.on(event)
         del self.requests[request.rid]
         self.ended.append(request.rid)
+        if event in (Event.FAIL, Event.GRAMMAR_FAILED):
+            self.failed.append(request.rid)
         status = "finished" if event is Event.FINISH else "aborted"
         self.outbox.append(Reply(request.rid, status, num_output_tokens=len(request.output_ids), reason=reason))
 
@@ -131,6 +138,7 @@ class Intake:
                 self.end(request, Event.GRAMMAR_FAILED, "grammar failed to compile")
             elif request.rid in ready.value:
                 self.grammar_queue.remove(request)
+                self.advanced.append(request.rid)
                 self.role.enqueue(request)
 
     def _why_never(self, request: Request) -> str:

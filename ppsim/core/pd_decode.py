@@ -72,6 +72,7 @@ class DecodeRole(Role):
         scheduler.kv.take_row(request)
         scheduler.kv.grow(request, request.prompt_len)
         request.on(Event.ALLOCATED)
+        scheduler.advanced.append(request.rid)
         self.transfer.append(request)
         scheduler.acts.append(("send_metadata", request.rid, ""))
 
@@ -111,6 +112,7 @@ class DecodeRole(Role):
     def _commit(self, request: Request, token: int) -> None:
         scheduler = self.scheduler
         request.on(Event.TRANSFERRED)
+        scheduler.advanced.append(request.rid)
         request.output_ids.append(token)
         scheduler.delivered.append((request.rid, len(request.output_ids), token))
         reason = request.hits_stop()
@@ -161,6 +163,7 @@ class DecodeRole(Role):
             scheduler.kv.take_row(request)
             scheduler.kv.grow(request, request.seq_len - 1)
             request.on(Event.RESUME)
+            scheduler.advanced.append(request.rid)
             scheduler.waiting.append(request)
 
     # --- abort -----------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from ppsim.core.roles import Role
 
 
 class PrefillRole(Role):
-    """Queues of a prefill server. ``free_buffers`` are the metadata buffers of protocol.md 6.5."""
+    """Queues of a prefill server. ``num_buffers`` counts the metadata buffers of protocol.md 6.5."""
 
     clears_full_flag = True
 
@@ -31,7 +31,7 @@ class PrefillRole(Role):
         super().__init__(scheduler)
         self.bootstrap: list[Request] = []
         self.inflight: list[Request] = []
-        self.free_buffers = 2 * scheduler.config.max_running_requests
+        self.num_buffers = 2 * scheduler.config.max_running_requests
 
     def queues(self) -> dict[str, list[Request]]:
         return {"bootstrap": self.bootstrap, "inflight": self.inflight}
@@ -52,10 +52,11 @@ class PrefillRole(Role):
             if request.rid in bad.value:
                 self.bootstrap.remove(request)
                 self.scheduler.end(request, Event.FAIL, "the handshake with the decode side failed")
-            elif request.rid in good.value and self.free_buffers:
-                self.free_buffers -= 1
+            elif request.rid in good.value and self.num_buffers:
+                self.num_buffers -= 1
                 self.bootstrap.remove(request)
                 request.on(Event.BOOTSTRAPPED)
+                self.scheduler.advanced.append(request.rid)
                 self.scheduler.waiting.append(request)
                 self.scheduler.acts.append(("admitted", request.rid, ""))
 
@@ -85,7 +86,7 @@ class PrefillRole(Role):
             if request.rid not in good.value:
                 continue
             self.inflight.remove(request)
-            self.free_buffers += 1
+            self.num_buffers += 1
             if request.to_abort:
                 scheduler.end(request, Event.ABORT, request.to_abort)
             elif request.rid in bad.value:
@@ -97,6 +98,7 @@ class PrefillRole(Role):
         scheduler = self.scheduler
         scheduler.kv.finish(request)
         request.on(Event.FINISH)
+        scheduler.advanced.append(request.rid)
         del scheduler.requests[request.rid]
         scheduler.ended.append(request.rid)
         scheduler.outbox.append(
@@ -115,5 +117,5 @@ class PrefillRole(Role):
             request.on(Event.DRAIN)
             self.inflight.append(request)
             return True
-        self.free_buffers += 1
+        self.num_buffers += 1
         return False

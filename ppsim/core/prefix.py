@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from ppsim.core.agreed_call import agreed_call
+from ppsim.core.digest import digest
 from ppsim.core.errors import PoolError
 from ppsim.core.hooks import Hooks
 from ppsim.core.pool import Pool
@@ -51,6 +52,8 @@ class RadixCache:
         self.hooks = hooks
         self.page_bytes = pool.page_size * WIDTH
         self.clock = 0
+        self.num_evicted = 0
+        self.victims_digest = ""  # rolling, over the ids of all evicted nodes (invariant 26)
         self.evictable_tokens = 0
         self.protected_tokens = 0
         self._next_id = 1
@@ -143,6 +146,8 @@ class RadixCache:
             self.pool.release(node.pages)
             freed += len(node.pages)
             victims.append(node.node_id)
+            self.num_evicted += 1
+            self.victims_digest = digest(self.victims_digest, node.node_id)
             self._remove(node)
         return victims
 

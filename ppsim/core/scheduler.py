@@ -115,6 +115,7 @@ class Scheduler(Intake):
         if budget is not None and self.chunked is not None:
             done = self.chunked.kv_len
             budget = self.hooks.chunk_size(self, done, planned_chunk(self.config, done))
+        self.last_chunk_budget = budget
         return PrefillAdder(self.config, self.kv.pool, self.kv.tree, self.ratio, reserved, budget, num_mixed)
 
     def _admit_waiting(self, slot: Slot, adder: PrefillAdder) -> None:
@@ -353,6 +354,7 @@ class Scheduler(Intake):
         """End of a sweep without a batch: state resets, on all ranks in the same iteration (invariant 29)."""
         if self.fully_idle:
             self.ratio.reset()
+            self.num_idle_resets += 1
 
     # --- records ---------------------------------------------------------------------------------------------
 
@@ -390,6 +392,43 @@ class Scheduler(Intake):
         )
         mode = "empty" if batch is None else batch.forward.mode.value
         return Decision(iteration, slot.index, mode, pieces, tuple(retracted), chunked, state)
+
+
+def causes(scheduler: Scheduler) -> tuple[tuple[str, str, object], ...]:
+    """What an iteration did to requests before its batch was chosen: (invariant, name, value), earliest cause first."""
+    return (
+        ("INV-57", "aborted requests", tuple((r.rid, r.to_abort) for r in scheduler.requests.values() if r.to_abort)),
+        ("INV-48", "failed requests", tuple(scheduler.failed)),
+        ("INV-47", "advanced requests", tuple(scheduler.advanced)),
+        ("INV-43", "grammar queue", tuple(r.rid for r in scheduler.grammar_queue)),
+        ("INV-46", "queues of the role", scheduler.role.key()),
+    )
+
+
+def state_parts(scheduler: Scheduler, iteration: int) -> tuple[tuple[str, str, object], ...]:
+    """Everything that must be the same on all ranks after a decision: (invariant, name, value)."""
+    slot, kv = scheduler.slots.current(iteration), scheduler.kv
+    batch = slot.launched
+    requests = scheduler.requests.values()
+    return (
+        ("INV-63", "features", (kv.enable_radix_cache, bool(scheduler.config.chunk_table))),
+        ("INV-21", "max_micro_batch_size", scheduler.config.max_micro_batch_size),
+        ("INV-20", "chunk budget", scheduler.last_chunk_budget),
+        ("INV-12", "skip of a pure middle chunk", batch is not None and batch.forward.skip_output_comm),
+        ("INV-13", "middle chunks in flight", tuple((r.rid, r.inflight_middle_chunks) for r in requests)),
+        ("INV-27", "matched prefixes", tuple((r.rid, r.num_cached_tokens) for r in (batch.requests if batch else ()))),
+        ("INV-26", "evicted nodes", (kv.tree.num_evicted, kv.tree.victims_digest)),
+        ("INV-23", "free tokens", kv.pool.free_tokens),
+        ("INV-23", "evictable tokens", kv.tree.evictable_tokens),
+        ("INV-25", "radix tree operations", (kv.tree.clock, kv.tree.num_nodes)),
+        ("INV-24", "free rows and buffers", (len(kv.free_rows), scheduler.role.num_buffers)),
+        ("INV-14", "waiting queue", tuple(r.rid for r in scheduler.waiting)),
+        ("INV-15", "running set", tuple(r.rid for r in slot.running)),
+        ("INV-16", "batch_is_full", slot.batch_is_full),
+        ("INV-29", "idle resets", scheduler.num_idle_resets),
+        ("INV-17", "new_token_ratio", scheduler.ratio.key()),
+        ("INV-53", "slots of retracted requests", tuple((r.rid, r.retraction_slot) for r in requests)),
+    )
 
 
 def planned_chunk(config: RankConfig, prefix_len: int) -> int:

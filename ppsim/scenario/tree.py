@@ -256,7 +256,8 @@ class Faults(Section):
 class Run(Section):
     """How a run is watched and when it is given up."""
 
-    check: bool = True  # check the invariants while running
+    check: bool = True  # hold every rank's decisions against the others' while running
+    invariants: bool = False  # check every invariant that a run can break; slower
     max_iterations: NonNegative = 0  # of the first rank; 0: no limit. Reaching it is verdict "unknown"
     watchdog_ms: Cost = 0.0  # a rank that completes nothing for so long ends the run as a liveness failure; 0: off
     consensus_check_interval: NonNegative = 0  # iterations between comparisons of the ranks' calls (checker.py); 0: off

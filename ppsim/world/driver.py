@@ -19,7 +19,7 @@ from ppsim.core.agreed import Local
 from ppsim.core.consensus import KVPoll, store_minimum
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.loop import event_loop_pp
-from ppsim.core.messages import Hidden, Lane, NewRequest, Output
+from ppsim.core.messages import Hidden, Lane, Meta, NewRequest, Output
 from ppsim.core.rank import Rank
 from ppsim.core.tokens import count
 from ppsim.cost.stage import StageCost
@@ -130,6 +130,8 @@ class SimulatedRank:
     def _send(self, effect: fx.Send) -> Any:
         network = self.setting.network
         message = effect.message
+        if self.setting.audit is not None and not self.waits_for:
+            self.setting.audit.posted(self, effect.dst, message)
         if isinstance(message, Hidden | Output) and network.links.send == "rendezvous" and not effect.paired:
             return self._send_blocking(effect)
         work = network.post(self.rank_id, effect.dst, message, self.now, self.streams, effect.paired)
@@ -174,6 +176,8 @@ class SimulatedRank:
             return BLOCKED
         network.take(effect.src, self.rank_id, effect.lane)
         self.now = max(self.now, parcel.meta_ns)
+        if self.setting.audit is not None and isinstance(parcel.message, Meta):
+            self.setting.audit.between(self)
         return parcel.message if parcel.payload is None else self._arrived(parcel)
 
     def _arrived(self, parcel: Parcel) -> Hidden | Output:
@@ -220,6 +224,8 @@ class SimulatedRank:
 
     def _launch(self, effect: fx.Launch) -> Payload:
         batch, setting = effect.batch, self.setting
+        if setting.audit is not None:
+            setting.audit.launches(self, effect)
         hidden_ready = 0
         if effect.hidden is not None:
             assert isinstance(effect.hidden.payload, Payload)
@@ -247,9 +253,13 @@ class SimulatedRank:
         )
         if self.rank.link.is_leader:
             self.setting.recording.sampled(batch.iteration, batch.slot, tokens)
+        if self.setting.audit is not None:
+            self.setting.audit.sampled(batch.iteration, tokens)
         return tokens
 
     def _await_tokens(self, effect: fx.AwaitTokens) -> tuple[int, ...]:
+        if self.setting.audit is not None:
+            self.setting.audit.awaited(self, effect.output)
         payload = effect.output.payload
         assert isinstance(payload, Payload)
         self.now = max(self.now, payload.ready_ns)
@@ -270,6 +280,8 @@ class SimulatedRank:
     def _observe(self, effect: fx.Observe) -> Any:
         if effect.what == "bootstrap_store" and self.env.now < self.now:
             return BEHIND
+        if self.setting.audit is not None:
+            self.setting.audit.observed(self, effect)
         values = self._look(effect.what, effect.keys, effect.iteration)
         self.setting.recording.observed(self.rank_id, effect.iteration, effect.what, effect.keys, values)
         return Local(values, self.rank_id, effect.iteration)
@@ -302,7 +314,10 @@ class SimulatedRank:
             horizon = self.now if peer is self else seen
             iteration = bisect_right(peer.iteration_starts, horizon) - 1
             statuses.append(self.setting.facts.sender(peer.rank_id, iteration, rid) if iteration >= 0 else None)
-        return store_minimum(statuses)
+        value = store_minimum(statuses)
+        if self.setting.audit is not None:
+            self.setting.audit.store_read(self, rid, statuses, value)
+        return value
 
     def _await_local(self, effect: fx.AwaitLocal) -> None:
         """Block until a fact of this rank is true; a blocked rank counts no iterations, so they are given a time."""
@@ -319,16 +334,23 @@ class SimulatedRank:
     def _decided(self, effect: fx.Decided) -> None:
         decision = effect.decision
         self.iteration_starts.append(self.now)
+        audit = self.setting.audit
+        if audit is not None:
+            audit.before_decision(self, decision)
         if decision.mode != "empty" or not self.scenario.host.free_empty_visit:
             self.now += self.schedule_ns
         self.setting.recording.decision(self.rank_id, decision)
         self.setting.watch.decided(self.rank_id, decision)
+        if audit is not None:
+            audit.after_decision(self, decision)
 
     def _harvested(self, effect: fx.Harvested) -> None:
         if effect.harvest.harvested is not None:
             self.now += self.process_ns
         self.setting.recording.harvest(self.rank_id, effect.harvest)
         self.setting.watch.harvested(self.rank_id, effect.harvest)
+        if self.setting.audit is not None:
+            self.setting.audit.harvested(self, effect.harvest)
 
 
 def unknown(status: int | None) -> int:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ppsim.cost.stage import StageCost
 from ppsim.recording import Recording
 from ppsim.scenario.tree import Scenario
+from ppsim.world.audit import Audit
 from ppsim.world.choices import Choices
 from ppsim.world.client import Client, Sampler
 from ppsim.world.facts import Facts
@@ -32,6 +33,7 @@ class Setting:
     watch: Watch
     facts: Facts
     scripted: frozenset[str] = frozenset()  # requests that name an iteration: they arrive when they are read
+    audit: Audit | None = None  # every invariant, where asked for (run.invariants)
     store_lag_ns: int = 0
     receives_on_stream: bool = False
     ranks: list[SimulatedRank] = field(default_factory=list)

@@ -17,6 +17,7 @@ from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
 from ppsim.workload import Workload, build_workload
+from ppsim.world.audit import Audit
 from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
@@ -105,6 +106,7 @@ def prepare(scenario: Scenario, progress: Callable[[int, int], None] | None, cho
         sampler=Sampler(scenario, workload, given.tokens),
         recording=recording,
         watch=watch,
+        audit=Audit(cluster.pp_size * cluster.tp_replicas) if scenario.run.invariants else None,
         facts=Facts(scenario.observations, choices),
         store_lag_ns=round(scenario.disaggregation.store_lag_us * 1000),
         scripted=frozenset(a.request.rid for a in workload.arrivals if a.at_ns is None),

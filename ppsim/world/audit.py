@@ -1,0 +1,251 @@
+"""All invariants of protocol.md section 12 that a run can break, checked while it goes on (``run.invariants``).
+
+Causes come before symptoms: inputs, then what conclusions did to requests, then the decision (``lockstep.py``), then
+every part of the replicated state. The first rank to reach an iteration is the one the others are held against.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ppsim.core import effects as fx
+from ppsim.core.consensus import KVPoll
+from ppsim.core.errors import InvariantViolation
+from ppsim.core.messages import Message, Meta, Output, Verdict
+from ppsim.core.scheduler import causes, state_parts
+from ppsim.core.votes import TERMINAL_VOTES
+
+if TYPE_CHECKING:
+    from ppsim.world.driver import SimulatedRank
+
+Parts = tuple[tuple[str, str, object], ...]
+
+
+class Audit:
+    """One for each run. Keys of the tables below are (what, iteration) or (rank, what)."""
+
+    def __init__(self, num_ranks: int) -> None:
+        self.num_ranks = num_ranks
+        self.firsts: dict[tuple[str, int], tuple[Parts, int]] = {}
+        self.next_iteration: dict[int, int] = {}
+        self.metas: dict[tuple[int, int], list[int]] = {}
+        self.open_metas: dict[tuple[int, int], int] = {}
+        self.verdicts: dict[tuple[int, int, str], int] = {}
+        self.launched: dict[tuple[int, int], tuple[int, tuple[str, ...]]] = {}
+        self.held: dict[tuple[int, int], tuple[int, str]] = {}
+        self.free_after: dict[int, tuple[int, int]] = {}
+        self.samples: dict[int, tuple[int, ...]] = {}
+        self.stored: dict[tuple[int, str], int] = {}
+
+    # --- decisions -------------------------------------------------------------------------------------------
+
+    def before_decision(self, r: SimulatedRank, decision: fx.Decision) -> None:
+        """Slots, skew, inputs, causes: everything that comes before the batch."""
+        i, scheduler = decision.iteration, r.rank.scheduler
+        expected = self.next_iteration.get(r.rank_id, 0)
+        if i != expected or decision.slot != i % len(scheduler.slots):
+            self.fail("INV-04", r, f"iteration {i} visits slot {decision.slot}, iteration {expected} was due")
+        self.next_iteration[r.rank_id] = i + 1
+        config = scheduler.config
+        upstream = r.setting.ranks[r.rank.link.prev]
+        if not config.is_first and upstream.rank.iteration < i and not upstream.done:
+            self.fail(
+                "INV-07", r, f"it is in iteration {i}, but rank {upstream.rank_id} is in {upstream.rank.iteration}"
+            )
+        if i == 0:
+            capacity = (scheduler.kv.pool.capacity_tokens, config.max_running_requests)
+            self.compare("start", r, -1, (("INV-22", "capacities", capacity),))
+        self.compare("inputs", r, i, (("INV-01", "request list", tuple(str(item) for item in r.rank.inputs)),))
+        self.compare("causes", r, i, causes(scheduler))
+        if config.role == "plain" and r.rank.link.inbox_size:
+            self.fail("INV-36", r, f"{r.rank.link.inbox_size} messages are parked in the inbox")
+        limit = max(1, config.pp_async_batch_depth)
+        if len(r.rank.last_rank_comm_queue) > limit:
+            self.fail(
+                "INV-35", r, f"{len(r.rank.last_rank_comm_queue)} unreleased outputs, at most {limit} are possible"
+            )
+
+    def after_decision(self, r: SimulatedRank, decision: fx.Decision) -> None:
+        """Every part of the replicated state."""
+        self.compare("parts", r, decision.iteration, state_parts(r.rank.scheduler, decision.iteration))
+
+    def between(self, r: SimulatedRank) -> None:
+        """Called when inputs are about to be applied: memory is as the last iteration left it (invariant 30)."""
+        pool = r.rank.scheduler.kv.pool
+        before = self.free_after.get(r.rank_id)
+        if before is not None and before[0] != pool.free_tokens:
+            self.fail("INV-30", r, f"{pool.free_tokens} tokens are free, the last iteration left {before[0]}")
+
+    def harvested(self, r: SimulatedRank, harvest: fx.Harvest) -> None:
+        scheduler = r.rank.scheduler
+        num_slots = len(scheduler.slots)
+        if harvest.harvested is not None and harvest.harvested != harvest.iteration - num_slots + 1:
+            self.fail(
+                "INV-05",
+                r,
+                f"the batch of iteration {harvest.harvested} is harvested, that of "
+                f"{harvest.iteration - num_slots + 1} was due",
+            )
+        self._harvest_launched(r, harvest)
+        self._own_samples(r, harvest)
+        self.compare("causes after", r, harvest.iteration, causes(scheduler))
+        if scheduler.config.role == "prefill":
+            self.released(r, harvest.finished)
+        self.free_after[r.rank_id] = (scheduler.kv.pool.free_tokens, harvest.iteration)
+
+    def _harvest_launched(self, r: SimulatedRank, harvest: fx.Harvest) -> None:
+        key = (r.rank_id, (harvest.iteration + 1) % len(r.rank.scheduler.slots))
+        launched = self.launched.get(key)
+        if launched is None or (
+            harvest.harvested is None and launched[0] > harvest.iteration - len(r.rank.scheduler.slots) + 1
+        ):
+            return
+        if harvest.harvested is None:
+            self.fail("INV-05", r, f"the batch of iteration {launched[0]} was due and is not harvested")
+        del self.launched[key]
+        slot = r.rank.scheduler.slots.slots[key[1]]
+        now = tuple(q.rid for q in slot.launched.requests) if slot.launched is not None else ()
+        if now != launched[1]:
+            self.fail("INV-59", r, f"the launched batch held {launched[1]}, at its harvest it holds {now}")
+
+    def _own_samples(self, r: SimulatedRank, harvest: fx.Harvest) -> None:
+        tokens = self.samples.get(-1 if harvest.harvested is None else harvest.harvested)
+        if tokens is None:
+            return
+        # A decode server gets the first token of a request with its KV, not from its own last rank.
+        skip = 1 if r.rank.config.role == "decode" else 0
+        own = [token for (_, n), token in zip(harvest.delivered, harvest.token_ids, strict=True) if n > skip]
+        strange = [token for token in own if token not in tokens]
+        if strange:
+            self.fail("INV-41", r, f"tokens {strange} were appended, the last rank sampled {tokens}")
+
+    # --- launches --------------------------------------------------------------------------------------------
+
+    def launches(self, r: SimulatedRank, effect: fx.Launch) -> None:
+        batch = effect.batch
+        key = (r.rank_id, batch.slot)
+        if key in self.launched:
+            self.fail("INV-06", r, f"slot {batch.slot} still holds the batch of iteration {self.launched[key][0]}")
+        self.launched[key] = (batch.iteration, tuple(p.rid for p in batch.pieces))
+        requests = r.rank.scheduler.requests
+        for piece in batch.pieces:
+            request = requests.get(piece.rid)
+            if request is not None and request.to_abort:
+                self.fail("INV-60", r, f"request {piece.rid} was aborted ({request.to_abort}) and is launched again")
+            self._claim_pages(r, piece.rid, piece.kv.pages, batch.iteration)
+
+    def _claim_pages(self, r: SimulatedRank, rid: str, pages: list[int], iteration: int) -> None:
+        """A page that one holder owns alone must not be in a launched, unharvested batch of another request."""
+        pool, num_slots = r.rank.scheduler.kv.pool, len(r.rank.scheduler.slots)
+        for page in pages:
+            before = self.held.get((r.rank_id, page))
+            if pool.refs(page) == 1 and before is not None and before[1] != rid:
+                in_flight = self.launched.get((r.rank_id, before[0] % num_slots))
+                if in_flight is not None and in_flight[0] == before[0] and before[1] in in_flight[1]:
+                    self.fail(
+                        "INV-64", r, f"page {page} goes to {rid} while {before[1]} of iteration {before[0]} uses it"
+                    )
+            self.held[r.rank_id, page] = (iteration, rid)
+
+    # --- messages --------------------------------------------------------------------------------------------
+
+    def posted(self, r: SimulatedRank, dst: int, message: Message) -> None:
+        if isinstance(message, Meta):
+            sent = self.metas.setdefault((r.rank_id, dst), [])
+            if sent and message.iteration != sent[-1] + 1:
+                self.fail("INV-02", r, f"the request list of iteration {message.iteration} follows that of {sent[-1]}")
+            sent[:] = [message.iteration]
+            peer = r.setting.ranks[dst]
+            if message.iteration - peer.rank.iteration > 2 and not peer.done:
+                self.fail(
+                    "INV-08", r, f"it sends list {message.iteration} while rank {dst} is in {peer.rank.iteration}"
+                )
+        elif isinstance(message, Verdict):
+            last = self.verdicts.get((r.rank_id, dst, message.name))
+            if last is not None and message.iteration != last + 1:
+                self.fail("INV-37", r, f"conclusion of {message.name} of iteration {message.iteration} follows {last}")
+            self.verdicts[r.rank_id, dst, message.name] = message.iteration
+            both = [rid for rid in message.good if rid in message.bad]
+            if both and message.name not in TERMINAL_VOTES:
+                self.fail("INV-56", r, f"{both} are both good and bad in a conclusion of {message.name}")
+
+    def sampled(self, iteration: int, tokens: tuple[int, ...]) -> None:
+        """What the last rank sampled for a launch."""
+        self.samples[iteration] = tokens
+        self.samples.pop(iteration - 1024, None)
+
+    def awaited(self, r: SimulatedRank, output: Output) -> None:
+        """Tokens come from the last stage and from nowhere else."""
+        width = r.rank.config.tp_replicas
+        if output.sender // width != r.rank.config.pp_size - 1:
+            self.fail("INV-44", r, f"rank {output.sender} sampled the tokens of iteration {output.iteration}")
+
+    # --- observations ----------------------------------------------------------------------------------------
+
+    def observed(self, r: SimulatedRank, effect: fx.Observe) -> None:
+        if effect.what == "clock_ms" and r.rank_id != 0:
+            self.fail("INV-58", r, "it looks at its clock; only the first rank may")
+        if r.phase().startswith("apply_") and effect.what in ("sender", "receiver"):
+            self.fail("INV-49", r, f"phase {r.phase()} polls {effect.what} of {effect.keys} after the vote")
+
+    def store_read(self, r: SimulatedRank, rid: str, statuses: list[int | None], value: int) -> None:
+        """Statuses as they have arrived at the first rank, and what it makes of them."""
+        if any(status is None for status in statuses) and value > KVPoll.BOOTSTRAPPING:
+            self.fail("INV-55", r, f"a status of {rid} is missing, yet the store says {value}")
+        for rank, status in enumerate(statuses):
+            before = self.stored.get((rank, rid))
+            if status is not None and before is not None and status != KVPoll.FAILED and status < before:
+                self.fail("INV-54", r, f"the status of {rid} on rank {rank} went back from {before} to {status}")
+            if status is not None:
+                self.stored[rank, rid] = status
+
+    def released(self, r: SimulatedRank, rids: tuple[str, ...]) -> None:
+        """Prefill role: KV of a request goes back only when this rank's own transfer is terminal."""
+        for rid in rids:
+            status = r.setting.facts.sender(r.rank_id, r.rank.iteration, rid)
+            began = (r.rank_id, "transfer", rid) in r.setting.facts.known
+            if began and status not in (KVPoll.SUCCESS, KVPoll.FAILED):
+                self.fail("INV-52", r, f"KV of {rid} is released while its transfer is in state {status}")
+
+    # --- inside ----------------------------------------------------------------------------------------------
+
+    def compare(self, what: str, r: SimulatedRank, iteration: int, parts: Parts) -> None:
+        """Hold a rank's parts against those of the first rank that came to this iteration."""
+        key = (what, iteration)
+        first, seen = self.firsts.get(key, (parts, 0))
+        if seen + 1 == self.num_ranks:
+            self.firsts.pop(key, None)
+        else:
+            self.firsts[key] = (first, seen + 1)
+        if first == parts:
+            return
+        for (invariant, name, mine), (_, _, other) in zip(parts, first, strict=True):
+            if mine != other:
+                self.fail(
+                    refined(invariant, mine, other), r, f"{name}: this rank has {mine!r}, the first had {other!r}"
+                )
+
+    def fail(self, invariant: str, r: SimulatedRank, detail: str) -> None:
+        raise InvariantViolation(invariant, r.rank_id, r.rank.iteration, r.rank.slot, "", detail)
+
+
+def refined(invariant: str, mine: object, other: object) -> str:
+    """Same members in another order is the mark of an unordered container; a member more is an orphan."""
+    if not isinstance(mine, tuple) or not isinstance(other, tuple):
+        return invariant
+    if invariant == "INV-46":
+        return refined_queues(mine, other)
+    if sorted(map(str, mine)) == sorted(map(str, other)) and invariant in ("INV-14", "INV-15", "INV-47"):
+        return "INV-62"
+    return invariant
+
+
+def refined_queues(mine: tuple[object, ...], other: tuple[object, ...]) -> str:
+    for queue, first in zip(mine, other):
+        assert isinstance(queue, tuple)
+        assert isinstance(first, tuple)
+        if queue != first and sorted(queue) == sorted(first):
+            return "INV-62"
+        if any(rid not in first for rid in queue):
+            return "INV-51"
+    return "INV-46"
