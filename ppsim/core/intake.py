@@ -36,6 +36,7 @@ class Intake:
         self.waiting: list[Request] = []
         self.chunked: Request | None = None
         self.requests: dict[str, Request] = {}  # everything that is not terminal, in order of arrival
+        self.iteration = 0  # in which inputs are applied
         self.outbox: list[Reply] = []
         self.decode_turns = 0  # iterations of decode still owed after a prefill (prefill_decode_interval)
         self.num_retractions = 0
@@ -61,7 +62,7 @@ class Intake:
         for item in inputs:
             match item:
                 case NewRequest():
-                    self._accept(Request(item))
+                    self._accept(Request(item, arrived=self.iteration))
                 case AbortReq():
                     self._abort(item)
                 case FlushCache():
@@ -73,6 +74,7 @@ class Intake:
         if problem:
             request.on(Event.REFUSE)
             self.outbox.append(Reply(request.rid, "refused", reason=problem))
+            self.role.refused(request)
             return
         self.requests[request.rid] = request
         if request.spec.grammar is not None:
@@ -118,6 +120,8 @@ class Intake:
         self.ended.append(request.rid)
         if event in (Event.FAIL, Event.GRAMMAR_FAILED):
             self.failed.append(request.rid)
+        if event is not Event.FINISH:
+            self.role.tells_peer(request)
         status = "finished" if event is Event.FINISH else "aborted"
         self.outbox.append(Reply(request.rid, status, num_output_tokens=len(request.output_ids), reason=reason))
 

@@ -16,6 +16,7 @@ from ppsim.core.agreed_call import agreed_call
 from ppsim.core.consensus import Rids
 from ppsim.core.effects import Reply
 from ppsim.core.intake import Intake
+from ppsim.core.pd_prefill import room_of
 from ppsim.core.request import Event, Request, State
 from ppsim.core.roles import Role
 from ppsim.core.slots import Slot
@@ -57,6 +58,9 @@ class DecodeRole(Role):
             if request.rid in bad.value:
                 self.prealloc.remove(request)
                 self.scheduler.end(request, Event.FAIL, "the handshake with the prefill side failed")
+            elif request.rid in good.value and not request.handshake_agreed:
+                request.handshake_agreed = True
+                self.scheduler.acts.append(("handshake_agreed", request.rid, ""))
         if self.put_out:
             return
         for request in list(self.prealloc):
@@ -170,11 +174,16 @@ class DecodeRole(Role):
 
     def drains(self, request: Request) -> bool:
         if request.state is State.TRANSFER:
-            self.scheduler.acts.append(("abort_receiver", request.rid, ""))
+            self.tells_peer(request)
             return True
         if request.state is State.PREALLOC:
             self.prealloc.remove(request)
-            self.scheduler.acts.append(("abort_receiver", request.rid, ""))
         if request.state is State.RETRACTED:
             self.put_out.remove(request)
         return False
+
+    def tells_peer(self, request: Request) -> None:
+        self.scheduler.acts.append(("abort_receiver", request.rid, ""))
+
+    def refused(self, request: Request) -> None:
+        self.scheduler.acts.append(("refused", request.rid, room_of(request)))

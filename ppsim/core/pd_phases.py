@@ -101,10 +101,18 @@ def apply_transferred(rank: Rank, verdict: Verdict) -> Effects[None]:
 
 
 def looked_at_again(rank: Rank, verdict: Verdict, what: str, good: tuple[int, ...]) -> Effects[tuple[Rids, Rids]]:
-    """The conclusion as it is; the variant "released" filters it by a fresh local poll (bugs.md B76, B75)."""
+    """The conclusion as it is; the variant "released" filters it by a fresh local poll (bugs.md B76, B75).
+
+    A conclusion speaks of the requests that its vote saw: an id that came again since then is another request.
+    """
+    requests = rank.scheduler.requests
     if rank.config.vote_variant == "agreed":
-        return verdict.good, verdict.bad
-    named = [r for r in rank.scheduler.requests.values() if r.rid in verdict.good + verdict.bad]
+        good_rids, bad_rids = (
+            tuple(rid for rid in rids if rid in requests and requests[rid].arrived <= verdict.iteration)
+            for rids in (verdict.good, verdict.bad)
+        )
+        return good_rids, bad_rids
+    named = [r for r in requests.values() if r.rid in verdict.good + verdict.bad]
     seen, failed = yield from poll(rank, what, named, good)
     return tuple(rid for rid in verdict.good if rid in seen), failed
 

@@ -22,6 +22,11 @@ from ppsim.core.request import Event, Request, State
 from ppsim.core.roles import Role
 
 
+def room_of(request: Request) -> str:
+    """The number that both sides know a request by; an id may come twice, a room does not. Empty: no number."""
+    return "" if request.spec.room is None else str(request.spec.room)
+
+
 class PrefillRole(Role):
     """Queues of a prefill server. ``num_buffers`` counts the metadata buffers of protocol.md 6.5."""
 
@@ -106,16 +111,20 @@ class PrefillRole(Role):
         )
 
     def drains(self, request: Request) -> bool:
-        scheduler = self.scheduler
-        scheduler.acts.append(("abort_sender", request.rid, ""))
+        if request.state is State.INFLIGHT or (request.state is State.PREFILL and request.sent_len):
+            self.tells_peer(request)
+            if request.state is State.PREFILL:
+                request.on(Event.DRAIN)
+                self.inflight.append(request)
+            return True
         if request.state is State.BOOTSTRAP:
             self.bootstrap.remove(request)
-            return False
-        if request.state is State.INFLIGHT:
-            return True
-        if request.state is State.PREFILL and request.sent_len:
-            request.on(Event.DRAIN)
-            self.inflight.append(request)
-            return True
-        self.num_buffers += 1
+        elif request.state is not State.GRAMMAR:  # those two hold no buffer yet
+            self.num_buffers += 1
         return False
+
+    def tells_peer(self, request: Request) -> None:
+        self.scheduler.acts.append(("abort_sender", request.rid, ""))
+
+    def refused(self, request: Request) -> None:
+        self.scheduler.acts.append(("refused", request.rid, room_of(request)))

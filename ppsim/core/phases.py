@@ -74,6 +74,7 @@ def apply_inputs(rank: Rank) -> Effects[None]:
     inputs = rank.inputs
     if not (rank.config.is_first and rank.link.is_leader):
         inputs += yield from expired(rank)
+    rank.scheduler.iteration = rank.iteration
     rank.scheduler.apply(inputs)
     yield from ask_environment(rank)
 

@@ -10,7 +10,7 @@ equal page numbers on every rank (protocol.md 4.9: a consequence of lockstep, no
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.errors import PoolError
@@ -24,6 +24,7 @@ class Pool:
         self.num_pages = num_tokens // page_size
         self._free: deque[int] = deque(range(1, self.num_pages + 1))
         self._refs = [0] * (self.num_pages + 1)
+        self.on_free: Callable[[int], None] | None = None  # a world's check: told of every page that becomes free
 
     @property
     def capacity_tokens(self) -> int:
@@ -73,6 +74,8 @@ class Pool:
             self._refs[page] = refs - 1
             if refs == 1:
                 self._free.append(page)
+                if self.on_free is not None:
+                    self.on_free(page)
 
     def audit(self) -> str:
         """Empty if every page is either free once or held; otherwise what is wrong."""

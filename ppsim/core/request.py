@@ -138,6 +138,8 @@ class Request:
     num_cached_tokens: int = 0  # prompt tokens served by the radix cache at the last admission
     sent_len: int = 0  # prefill role: tokens whose KV was handed to the transfer
     retraction_slot: int | None = None  # decode role: the slot whose votes consider it (retraction_mb_id)
+    arrived: int = 0  # iteration in which it was read; an id may come again
+    handshake_agreed: bool = False  # decode role: a conclusion has named it; it waits for memory only
     to_abort: str = ""  # marked: ends as soon as no launched batch contains it any more; the text is the reason
 
     @property

@@ -46,6 +46,12 @@ class Role:
         """An aborted request leaves the queues of this role; True if it may end only when a transfer is over."""
         return False
 
+    def tells_peer(self, request: Request) -> None:
+        """A request ended here before its time, or waits for its transfer to drain: the other side must know."""
+
+    def refused(self, request: Request) -> None:
+        """A request was refused at its arrival; the other side may wait for it (bugs.md B40)."""
+
     def before_schedule(self, slot: Slot) -> None:
         """Before the batch of a slot is chosen."""
 

@@ -81,7 +81,7 @@ class Facts:
     def _fact(self, rank: int, iteration: int, kind: str, rid: str) -> Fact:
         for entry in self.observations.listed:
             if entry.what == kind and entry.rid == rid:
-                return Fact(entry.at[rank], entry.failed)
+                return Fact(max(entry.at[rank], iteration), entry.failed)
         return Fact(iteration + self._delay(kind, rid, rank), False)
 
     def _delay(self, kind: str, rid: str, rank: int) -> int:
