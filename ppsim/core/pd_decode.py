@@ -183,7 +183,7 @@ class DecodeRole(Role):
         return False
 
     def tells_peer(self, request: Request) -> None:
-        self.scheduler.acts.append(("abort_receiver", request.rid, ""))
+        self.scheduler.acts.append(("abort_receiver", request.rid, room_of(request)))
 
     def refused(self, request: Request) -> None:
         self.scheduler.acts.append(("refused", request.rid, room_of(request)))

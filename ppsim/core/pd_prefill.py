@@ -124,7 +124,7 @@ class PrefillRole(Role):
         return False
 
     def tells_peer(self, request: Request) -> None:
-        self.scheduler.acts.append(("abort_sender", request.rid, ""))
+        self.scheduler.acts.append(("abort_sender", request.rid, room_of(request)))
 
     def refused(self, request: Request) -> None:
         self.scheduler.acts.append(("refused", request.rid, room_of(request)))
