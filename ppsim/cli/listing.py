@@ -42,3 +42,34 @@ def description(path: Path) -> str:
         say(f"ppsim: {path}: {error}")
         return ""
     return " ".join(text.split())
+
+
+@app.command("bugs")
+@guarded
+def bugs(as_json: JsonOption = False) -> int:
+    """The planted bugs: what each breaks, which fuzz profile finds it, and where the idea comes from."""
+    from ppsim.planted import all_bugs
+
+    found = list(all_bugs().values())
+    if as_json:
+        rows = [{"name": b.name, "breaks": b.breaks, "profile": b.profile, "source": b.source} for b in found]
+        print(json.dumps(rows))
+        return 0
+    width = max((len(b.name) for b in found), default=0)
+    for b in found:
+        print(f"{b.name:<{width}}  {b.breaks}  {b.profile:<8} {b.summary}")
+    return 0
+
+
+@app.command("invariants")
+@guarded
+def invariants(as_json: JsonOption = False) -> int:
+    """The invariants of lockstep and who checks each."""
+    from ppsim.core.invariants import INVARIANTS
+
+    if as_json:
+        print(json.dumps([{"name": i.name, "statement": i.statement, "owner": i.owner} for i in INVARIANTS]))
+        return 0
+    for i in INVARIANTS:
+        print(f"{i.name}  {i.statement}  [{i.owner}]")
+    return 0

@@ -23,6 +23,14 @@ SetOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a scenario key, e.g. cluster.pp_size=2. Repeatable."),
 ]
+BugOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--bug", metavar="NAME", help="Switch a planted bug on (ppsim list bugs). Repeatable."),
+]
+PluginOption: TypeAlias = Annotated[
+    str | None,
+    typer.Option("--plugin", metavar="FILE.py", help="A file with a Policy(Hooks) or planted bugs of your own."),
+]
 OutOption: TypeAlias = Annotated[
     str | None, typer.Option("--out", metavar="DIR", help="The run folder. Default: runs/NAME-SEED-N, N the next free.")
 ]

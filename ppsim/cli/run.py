@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 from ppsim.cli.guard import guarded
-from ppsim.cli.options import JsonOption, OutOption, ScenarioArg, SeedOption, SetOption, TraceOption, scenario_of
+from ppsim.cli.options import (
+    BugOption,
+    JsonOption,
+    OutOption,
+    PluginOption,
+    ScenarioArg,
+    SeedOption,
+    SetOption,
+    TraceOption,
+    scenario_of,
+)
 
 
 @guarded
@@ -13,10 +23,16 @@ def run(
     trace: TraceOption = None,
     overrides: SetOption = None,
     out: OutOption = None,
+    bugs: BugOption = None,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Simulate a scenario and save the run."""
     loaded = scenario_of(scenario, seed, trace, overrides)
+
+    from ppsim.planted import hooks_for, load_plugin
+
+    hooks = hooks_for([*(bugs or []), *loaded.bugs], load_plugin(plugin) if plugin else None)
 
     from ppsim.cli.outcome import conclude
     from ppsim.cli.progress import ProgressBar
@@ -25,5 +41,5 @@ def run(
 
     with run_folder(out, loaded.name, loaded.seed) as folder:
         with ProgressBar(f"simulating {loaded.name}") as progress:
-            result = simulate(loaded, progress=progress)
+            result = simulate(loaded, progress=progress, hooks=hooks)
         return conclude(folder, loaded, result.recording, result.verdict, as_json=as_json)

@@ -292,6 +292,15 @@ class Scheduler(Intake):
         sampled = self.hooks.rows_to_harvest(batch, token_ids) if token_ids is not None else ()
         for row, request in enumerate(batch.requests):
             request.num_inflight -= 1
+            if request.is_terminal:
+                raise InvariantViolation(
+                    "INV-59",
+                    self.config.rank_id,
+                    iteration,
+                    slot.index,
+                    request.rid,
+                    f"it is {request.state.value} although the batch of iteration {batch.iteration} still contains it",
+                )
             if request.to_abort:
                 # Looked at first: a cancelled request delivers no further token (bugs.md B60).
                 if not batch.forward.pieces[row].is_last_chunk:

@@ -269,6 +269,7 @@ class Scenario(Section):
     name: str = "unnamed"
     description: str = ""
     seed: NonNegative = 0
+    bugs: tuple[str, ...] = ()  # planted bugs that are switched on (ppsim list bugs)
     cluster: Cluster = Cluster()
     scheduler: Scheduler = Scheduler()
     model: Model = Model()

@@ -144,7 +144,7 @@ class Reader:
             if isinstance(token, Word):
                 (self.array[1] if self.array else self.pending).append(token)
             elif token.text == "(" and not self.array and self.opens_array():
-                name = self.pending.pop().raw.rstrip("=").rstrip("+")
+                name = self.pending.pop().raw.rstrip("=")
                 self.array = (name, [])
             elif token.text == ")" and self.array:
                 self.close_array(None)
@@ -158,9 +158,9 @@ class Reader:
         assert self.array is not None
         name, words = self.array
         self.array = None
-        self.variables.arrays[name] = (
-            [*self.variables.arrays.get(name, []), *words] if words else self.variables.arrays.get(name, [])
-        )
+        arrays = self.variables.arrays
+        adds, name = name.endswith("+"), name.rstrip("+")
+        arrays[name] = [*arrays.get(name, []), *words] if adds else words
         if problem:
             self.warnings.append(problem)
 

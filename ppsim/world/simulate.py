@@ -11,6 +11,7 @@ from ppsim.core.loop import build_rank
 from ppsim.core.messages import Input
 from ppsim.core.tokens import count
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
+from ppsim.planted import hooks_for
 from ppsim.recording import PASS, Recording, Verdict
 from ppsim.recording.schema import VerdictKind
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
@@ -52,17 +53,18 @@ def simulate(
     *,
     progress: Callable[[int, int], None] | None = None,
     choices: Choices | None = None,
-    hooks: Callable[[int, int], Hooks] = Hooks,
+    hooks: Callable[[int, int], Hooks] | None = None,
     given: Given | None = None,
 ) -> SimulationResult:
     """Run a scenario to its end. Raises ScenarioError or TraceError for bad input; all else is in the verdict."""
     setting = prepare(scenario, progress, choices or SeededChoices(scenario.seed), given or Given())
+    make_hooks = hooks or hooks_for(scenario.bugs)
     env = ChoosingEnvironment(setting.choices)
     cluster = scenario.cluster
     for pp_rank in range(cluster.pp_size):
         capacity = local_capacity_tokens(scenario, pp_rank)
         for tp_rank in range(cluster.tp_replicas):
-            rank = build_rank(rank_config(scenario, pp_rank, tp_rank), hooks(pp_rank, tp_rank))
+            rank = build_rank(rank_config(scenario, pp_rank, tp_rank), make_hooks(pp_rank, tp_rank))
             setting.ranks.append(SimulatedRank(env, setting, rank, capacity))
     watch_for_stalls(setting)
     for simulated in setting.ranks:
@@ -96,6 +98,7 @@ def prepare(scenario: Scenario, progress: Callable[[int, int], None] | None, cho
         scenario.run.max_iterations,
         len(workload.arrivals),
         progress,
+        audited=scenario.run.invariants,
     )
     return Setting(
         scenario=scenario,
@@ -132,4 +135,4 @@ def verdict_of(error: CoreError | StopRun) -> Verdict:
             kind: VerdictKind = "fail" if error.exit_code == EXIT_LIVENESS else "unknown"
             return Verdict(kind, error.exit_code, str(error), None, 0, error.iteration, None, None)
         case _:
-            return Verdict("fail", EXIT_SAFETY, str(error), "INV-23", None, None, None, None)
+            return Verdict("fail", EXIT_SAFETY, f"INV-23: {error}", "INV-23", None, None, None, None)

@@ -37,8 +37,9 @@ class Watch:
         max_iterations: int,
         num_requests: int,
         progress: Callable[[int, int], None] | None,
+        audited: bool = False,
     ) -> None:
-        self.lockstep = Lockstep(num_ranks) if check else None
+        self.lockstep = Lockstep(num_ranks, audited=audited) if check else None
         self.max_iterations = max_iterations
         self.num_requests = num_requests
         self.progress = progress

@@ -50,8 +50,9 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "workload": ({"core", "cost", "scenario"}, {"numpy"}),
     "recording": ({"core", "cost"}, {"tomli_w", "numpy"}),
     "sglang": ({"core", "cost", "scenario"}, {"yaml"}),
-    "world": ({"core", "cost", "scenario", "workload", "recording"}, {"numpy", "simpy"}),
-    "fuzz": ({"core", "cost", "scenario", "workload", "recording", "world"}, {"numpy", "simpy", "hypothesis", "ray"}),
+    "planted": ({"core"}, set()),
+    "world": ({"core", "cost", "scenario", "workload", "recording", "planted"}, {"numpy", "simpy"}),
+    "fuzz": ({"core", "cost", "scenario", "workload", "recording", "world", "planted"}, {"numpy", "simpy", "hypothesis", "ray"}),
     "report": ({"core", "cost", "recording"}, {"numpy", "matplotlib"}),
 }
 CORE_VOCABULARY = {"effects", "messages", "batch", "tokens", "agreed"}  # what report may name of the core: types
