@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytest
-
-from ppsim.core.loop import Phase, event_loop_pp
-from ppsim.core.rank import Rank
+from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Phase, Plan
 from ppsim.recording import Recording
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import put, validate
@@ -90,16 +88,21 @@ def forward_starts(recording: Recording, rank: int) -> dict[int, int]:
     return {span.iteration: span.start_ns for span in recording.spans[rank] if span.stream == "forward"}
 
 
-def change_plan(monkeypatch: pytest.MonkeyPatch, plan_of: Callable[[Rank], tuple[Phase, ...]]) -> None:
-    """Let each simulated rank run another list of phases: a planted bug in the order of an iteration."""
-    monkeypatch.setattr("ppsim.world.driver.event_loop_pp", lambda rank: event_loop_pp(rank, plan_of(rank)))
+def planned(plan_of: Callable[[int], Plan]) -> Callable[[int, int], Hooks]:
+    """Hooks of ranks whose iteration has other phases or another order: a planted bug. Takes the pp_rank."""
+
+    class Planned(Hooks):
+        def plan(self, steps: Plan) -> Plan:
+            return plan_of(self.pp_rank)
+
+    return Planned
 
 
-def without(plan: tuple[Phase, ...], *left_out: Phase) -> tuple[Phase, ...]:
+def without(plan: Plan, *left_out: Phase) -> Plan:
     return tuple(phase for phase in plan if phase not in left_out)
 
 
-def moved_behind(plan: tuple[Phase, ...], moved: Phase, anchor: Phase) -> tuple[Phase, ...]:
+def moved_behind(plan: Plan, moved: Phase, anchor: Phase) -> Plan:
     """The plan with one phase right behind another."""
     rest = without(plan, moved)
     place = rest.index(anchor) + 1

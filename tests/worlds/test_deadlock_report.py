@@ -14,14 +14,14 @@ import pytest
 from ppsim.core import phases
 from ppsim.core.channels import Endpoint
 from ppsim.core.effects import Effects, recv
-from ppsim.core.loop import PLAIN, Phase, event_loop_pp
+from ppsim.core.loop import PLAIN, Phase, Plan, event_loop_pp
 from ppsim.core.messages import Hidden, Kind, Lane, Message, Output
 from ppsim.core.rank import Rank
 from ppsim.recording import Verdict
 from ppsim.world import SimulationResult
 from ppsim.world.network import Network
 from ppsim.world.streams import Streams
-from tests.worlds.making import change_plan, moved_behind, passed, requests, run, tokens_of, without
+from tests.worlds.making import moved_behind, passed, planned, requests, run, tokens_of, without
 
 LINE = re.compile(
     r"  rank (?P<rank>\d+): iteration (?P<iteration>-?\d+), slot (?P<slot>-?\d+), phase (?P<phase>\w+), "
@@ -39,17 +39,14 @@ def waiting(verdict: Verdict) -> dict[int, tuple[int, int, str, str, int]]:
     return found
 
 
-def on_rank(number: int, plan: tuple[Phase, ...]) -> dict[int, tuple[Phase, ...]]:
-    return {number: plan}
+def run_with(number: int, plan: Plan, pp_size: int) -> SimulationResult:
+    """One rank runs another plan; every slot decodes a request."""
+    hooks = planned(lambda pp_rank: plan if pp_rank == number else PLAIN)
+    return run({"cluster.pp_size": pp_size, "workload.requests": requests(pp_size, output=40)}, hooks=hooks)
 
 
-def run_with(monkeypatch: pytest.MonkeyPatch, plans: dict[int, tuple[Phase, ...]], pp_size: int) -> SimulationResult:
-    change_plan(monkeypatch, lambda rank: plans.get(rank.config.pp_rank, PLAIN))
-    return run({"cluster.pp_size": pp_size, "workload.requests": requests(pp_size, output=40)})
-
-
-def test_hidden_states_that_are_never_sent(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run_with(monkeypatch, on_rank(0, without(PLAIN, phases.send_hidden_late)), 3)
+def test_hidden_states_that_are_never_sent() -> None:
+    result = run_with(0, without(PLAIN, phases.send_hidden_late), 3)
     found = waiting(result.verdict)
     assert found[1] == (0, 0, "receive_hidden", "receive on lane tensor", 0)
     assert found[2] == (0, 0, "receive_hidden", "receive on lane tensor", 1)
@@ -69,11 +66,9 @@ def stops_at(iteration: int) -> Phase:
     return stop
 
 
-def test_a_rank_that_stops_at_iteration_50_is_named_with_what_every_other_rank_waits_for(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_rank_that_stops_at_iteration_50_is_named_with_what_every_other_rank_waits_for() -> None:
     """bugs.md B30: pp = 4, rank 2 stops."""
-    result = run_with(monkeypatch, on_rank(2, (stops_at(50), *PLAIN)), 4)
+    result = run_with(2, (stops_at(50), *PLAIN), 4)
     found = waiting(result.verdict)
     assert sorted(found) == [0, 1, 2, 3]
     assert found[2] == (50, 2, "stop", "receive on lane grammar", 1)
@@ -177,6 +172,6 @@ def test_a_message_of_another_kind_waits_in_the_inbox_and_is_used_in_its_turn(mo
     monkeypatch.setattr(Endpoint, "_next_of_kind", watched)
     passed(load)
     assert most == [0]  # in the right order the inbox stays empty
-    change_plan(monkeypatch, lambda rank: early if rank.config.is_first else PLAIN)
-    assert tokens_of(passed(load)) == expected
+    hooks = planned(lambda pp_rank: early if pp_rank == 0 else PLAIN)
+    assert tokens_of(passed(load, hooks=hooks)) == expected
     assert most == [1]

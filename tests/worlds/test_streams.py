@@ -17,7 +17,7 @@ from ppsim.core.hooks import Hooks
 from ppsim.core.loop import PLAIN
 from ppsim.core.rank import Rank
 from ppsim.world import SimulationResult
-from tests.worlds.making import MS, change_plan, forward_starts, moved_behind, passed, requests, run, without
+from tests.worlds.making import MS, forward_starts, moved_behind, passed, planned, requests, run, without
 
 OUTPUT_ROW_MS = Fraction(8, MS)
 DTYPE_BYTES = 2
@@ -38,9 +38,9 @@ def sends(forward_ms: int, send_ms: int, depth: int, graph: bool, overlap: bool,
     }
 
 
-def period_ms(scenario: dict[str, Any], rank: int = 0) -> Fraction:
-    """Time between forward passes in the steady state, after two rounds of prefill and filling."""
-    starts = forward_starts(passed(scenario), rank)
+def period_ms(scenario: dict[str, Any], **options: Any) -> Fraction:
+    """Time between forward passes of the first rank in the steady state, after prefill and filling."""
+    starts = forward_starts(passed(scenario, **options), 0)
     num_slots = 2 + scenario["cluster.pp_async_batch_depth"]
     first, last = 3 * num_slots, 7 * num_slots
     gaps = {starts[i + 1] - starts[i] for i in range(first, last)}
@@ -77,8 +77,7 @@ def test_without_depth_the_harvest_serialises_forward_and_send_whatever_the_buff
 # --- commit before or after the launch (bugs.md B107) -------------------------------------------------------------
 
 
-def commit_after_launch(_: Rank) -> tuple[Any, ...]:
-    return moved_behind(PLAIN, phases.commit_hidden, phases.launch_batch)
+COMMIT_AFTER_LAUNCH = planned(lambda _: moved_behind(PLAIN, phases.commit_hidden, phases.launch_batch))
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -88,9 +87,8 @@ def test_on_the_shared_stream_a_commit_before_the_launch_makes_the_forward_wait_
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_launch_before_the_commit_hides_the_send(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    change_plan(monkeypatch, commit_after_launch)
-    assert period_ms(sends(4, 1, depth, graph=False, overlap=False)) == 4
+def test_a_launch_before_the_commit_hides_the_send(depth: int) -> None:
+    assert period_ms(sends(4, 1, depth, graph=False, overlap=False), hooks=COMMIT_AFTER_LAUNCH) == 4
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -110,25 +108,22 @@ def violation(result: SimulationResult) -> tuple[str | None, int | None, int | N
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_graph_launched_before_the_commit_overwrites_the_buffer_that_is_being_sent(
-    depth: int, overlap: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_graph_launched_before_the_commit_overwrites_the_buffer_that_is_being_sent(depth: int, overlap: bool) -> None:
     """Decode begins in iteration L; the second graph, in L + 1, meets the send of the first. On the first rank, too."""
-    change_plan(monkeypatch, commit_after_launch)
-    result = run(sends(2, 5, depth, graph=True, overlap=overlap))
+    result = run(sends(2, 5, depth, graph=True, overlap=overlap), hooks=COMMIT_AFTER_LAUNCH)
     assert violation(result) == ("INV-39", 0, 2 + depth + 1)
     assert "static" in result.verdict.message
 
 
-def test_without_the_commit_the_graph_overwrites_its_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    change_plan(monkeypatch, lambda _: without(PLAIN, phases.commit_hidden))
-    assert violation(run(sends(2, 5, 1, graph=True, overlap=True))) == ("INV-39", 0, 4)
+def test_without_the_commit_the_graph_overwrites_its_buffer() -> None:
+    never = planned(lambda _: without(PLAIN, phases.commit_hidden))
+    assert violation(run(sends(2, 5, 1, graph=True, overlap=True), hooks=never)) == ("INV-39", 0, 4)
 
 
-def test_hidden_states_that_nobody_commits_are_found_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_states_that_nobody_commits_are_found_at_the_end() -> None:
     """Buffers of their own are not overwritten, but they are never given back either."""
-    change_plan(monkeypatch, lambda _: (*without(PLAIN, phases.commit_hidden), forget_hidden))
-    result = run(sends(2, 5, 1, graph=False, overlap=True))
+    forgetful = planned(lambda _: (*without(PLAIN, phases.commit_hidden), forget_hidden))
+    result = run(sends(2, 5, 1, graph=False, overlap=True), hooks=forgetful)
     assert violation(result)[0] == "INV-38"
     assert "never committed" in result.verdict.message
 
@@ -168,9 +163,8 @@ def commit_twice(rank: Rank) -> Effects[None]:
     rank.send_proxy_work.clear()
 
 
-def test_a_send_that_is_committed_twice_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_send_that_is_committed_twice_is_reported() -> None:
     plan = tuple(commit_twice if phase is phases.commit_hidden else phase for phase in PLAIN)
-    change_plan(monkeypatch, lambda _: plan)
-    result = run(sends(2, 5, 1, graph=False, overlap=True))
+    result = run(sends(2, 5, 1, graph=False, overlap=True), hooks=planned(lambda _: plan))
     assert violation(result) == ("INV-38", 0, 1)
     assert "twice" in result.verdict.message
