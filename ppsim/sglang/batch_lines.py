@@ -123,7 +123,8 @@ def find_batches(rows: Sequence[str]) -> tuple[list[BatchLine], frozenset[int]]:
                 found.append(read_body(rows[row][begin : start.start()], start, body, row, end == last))
         used += range(row, end + 1)
         row = end + 1
-    against_siblings(found, last)
+    if used and used[-1] == last:
+        against_siblings(found)
     return found, frozenset(used)
 
 
@@ -278,14 +279,13 @@ def ends_badly(body: str) -> bool:
     return bool(pieces) and split(pieces[-1])[2] > 0
 
 
-def against_siblings(found: list[BatchLine], last: int) -> None:
+def against_siblings(found: list[BatchLine]) -> None:
     """The last line of a text may break off between two fields, or inside a number: its siblings show it."""
     if not found or not found[-1].fields:
         return
     line = found[-1]
     siblings = [other for other in found[:-1] if other.kind == line.kind and other.state == "complete"]
-    ends_text = line.line - 1 <= last <= line.line - 1 + MAX_JOIN
-    if not ends_text or not line.names:
+    if not line.names:
         return
     longer = any(
         other.names[: len(line.names)] == line.names and len(other.names) > len(line.names) for other in siblings

@@ -141,7 +141,7 @@ def read_log(text: str) -> LogReport:
     report = LogReport(num_lines=sum(bool(row.strip()) for row in rows))
     last = last_filled(rows)
     report.batches, used = find_batches(rows)
-    measured = measure(report.batches)
+    measured = measure(report.batches, [row + 1 for row, text in enumerate(rows) if "HTTP/1." in text])
     report.samples, report.decode_samples = measured.samples, measured.decode_samples
     report.unused, report.chains, report.num_prefill_batches = measured.unused, measured.chains, measured.num_batches
     report.windows, cut, damaged = find_windows(rows, last)

@@ -9,6 +9,7 @@ is the sum of the chunks before it. Lines of several TP ranks or stages for one 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -81,13 +82,14 @@ class Place:
     first: bool = False  # the first chunk of its prompt
 
 
-def measure(lines: Sequence[BatchLine]) -> Measured:
-    """All measurements of the batch lines of a log, in order of the text."""
+def measure(lines: Sequence[BatchLine], replies: Sequence[int] = ()) -> Measured:
+    """All measurements of the batch lines of a log, in order of the text. ``replies``: lines on which a client was
+    answered, ascending; a prompt may have ended there."""
     measured = Measured()
     streams = by_rank(lines)
     groups: dict[Ranks, list[tuple[Ranks, list[Sample]]]] = {}
     for ranks, stream in streams.items():
-        places = place_chunks(stream)
+        places = place_chunks(stream, replies)
         measured.chains += chains_of(rank_name(ranks), stream, places)
         samples = drop_idle(prefill_samples(stream, places, measured), measured)
         groups.setdefault(replicas(ranks), []).append((ranks, samples))
@@ -121,7 +123,7 @@ def usable(line: BatchLine) -> bool:
 # -- prefixes ------------------------------------------------------------------------------------------------
 
 
-def place_chunks(stream: Sequence[BatchLine]) -> list[Place | None]:
+def place_chunks(stream: Sequence[BatchLine], replies: Sequence[int] = ()) -> list[Place | None]:
     """The place of each complete prefill line in its prompt; None for other lines.
 
     Decode lines may stand between two chunks of one prompt (they do in a pipeline); a line that cannot be read ends
@@ -140,7 +142,8 @@ def place_chunks(stream: Sequence[BatchLine]) -> list[Place | None]:
         if before is None or place is None:
             place = first_place(line, stream[i - 1] if i else None)
         else:
-            place = next_place(before, place, line, full)
+            answered = bisect_left(replies, line.line) > bisect_left(replies, before.line)
+            place = next_place(before, place, line, 0 if answered else full)
         before = line
         places.append(place)
     return places
@@ -163,7 +166,8 @@ def next_place(before: BatchLine, place: Place, line: BatchLine, full: int) -> P
     if cached > 0:
         return Place(cached, True, first=True)
     if before.count("#new-seq") == 1 and continues(before, line, full):
-        return Place(place.prefix + before.count("#new-token"), place.known, place.clear)
+        sure = "#pending-token" in line.fields
+        return Place(place.prefix + before.count("#new-token"), place.known and sure, place.clear)
     if starts(before, line, full):
         return Place(0, True, first=True)
     return Place(0, False, clear=False)
@@ -171,13 +175,13 @@ def next_place(before: BatchLine, place: Place, line: BatchLine, full: int) -> P
 
 def continues(before: BatchLine, line: BatchLine, full: int) -> bool:
     """``line`` is the next chunk of the prompt that ``before`` left unfinished: what waited fell by it and no request
-    left the queue. Without a count of what waited, a full chunk is taken to go on if no request left the queue."""
+    left the queue. Without a count of what waited, a full chunk is taken to go on, and its prefix is relative."""
     if line.count("#queue-req") < before.count("#queue-req"):
         return False
     if "#pending-token" in before.fields and "#pending-token" in line.fields:
         fell = before.count("#pending-token") - line.count("#pending-token")
         return fell == line.count("#new-token") and line.count("#queue-req") == before.count("#queue-req")
-    return before.count("#new-token") == full
+    return full > 0 and before.count("#new-token") == full
 
 
 def starts(before: BatchLine, line: BatchLine, full: int) -> bool:
@@ -187,7 +191,7 @@ def starts(before: BatchLine, line: BatchLine, full: int) -> bool:
             return True
         fell = before.count("#pending-token") - line.count("#pending-token")
         return fell == line.count("#new-token") and line.count("#queue-req") == before.count("#queue-req") - 1
-    return full > 0 and before.count("#new-token") != full
+    return full > 0 and before.count("#new-token") < full
 
 
 def left_over(line: BatchLine) -> int:

@@ -93,7 +93,7 @@ class Unwrapper:
 
     def strip_marks(self, text: str, continued: bool) -> str:
         mark = QUOTE_MARK.match(text)
-        if mark and (self.all_quoted or not continued or text[mark.end() :].lstrip().startswith("-")):
+        if mark and (self.all_quoted or not continued or text[mark.end() :].lstrip(" '\"").startswith("-")):
             text = text[mark.end() :]
         prompt = PROMPT.match(text) or GLUED_PROMPT.match(text)
         return text[prompt.end() :] if prompt else text
