@@ -1,14 +1,17 @@
 """Rank consensus checker: the first call that differs between ranks, named at the next comparison (protocol.md 8).
 
 Rule: the checker looks and never steers. With it the ranks take the same decisions in the same iterations; it has a
-lane of its own, sends one message a window down the chain of ranks, and waits for nothing that the protocol does not
-wait for anyway. Without it nothing is wrapped.
+lane of its own, sends one message a window the way the hidden states go, and waits for nothing that the protocol does
+not wait for anyway. Without it nothing is wrapped.
 
     every call of a declared method   two entries in the rank's log: called, returned (``agreed_call.py``)
-    end of every N-th iteration       rank r takes MIN and MAX of the digests of ranks 0..r-1, adds its own, passes on
-    last rank                         MIN < MAX: the first differing call of the window, all renderings, fail-stop
+    end of every N-th iteration       a rank takes MIN and MAX of the digests upstream, adds its own, passes them on
+    last stage                        MIN < MAX: the first differing call of the window, all renderings, fail-stop
 
-The logs ride along: one for each distinct digest, so one as long as the ranks agree. The last rank can therefore name
+Stages are chained, each tensor-parallel replica on its own; the replicas of the first stage start from what its leader
+has, so that every rank is compared with rank 0 and the leaders never wait for a replica.
+
+The logs ride along: one for each distinct digest, so one as long as the ranks agree. The last stage can therefore name
 the call in the very iteration in which the window ends, at most N - 1 iterations after the call. A digest covers the
 calls as a tuple of tuples: no text can move from one call into the next without changing it.
 """
@@ -129,21 +132,24 @@ def conclude(rank: Rank) -> Effects[None]:
 
 
 def _pass_on(rank: Rank, checker: Checker) -> Effects[None]:
-    """MIN and MAX of the digests of all ranks up to this one."""
-    me, config = rank.link.rank_id, rank.config
+    """MIN and MAX of the digests of all ranks upstream and of this one."""
+    link, config = rank.link, rank.config
+    me = link.rank_id
     calls = checker.close()
     mine = digest(calls)
     lowest = highest = mine
     logs: tuple[CallLog, ...] = (CallLog((me,), mine, calls),)
     if me > 0:
-        message = yield from rank.link.receive(Check, me - 1, Lane.CHECK, rank.iteration, rank.slot)
+        upstream = link.leader if config.is_first else link.prev
+        message = yield from link.receive(Check, upstream, Lane.CHECK, rank.iteration, rank.slot)
         lowest, highest = min(message.lowest, mine), max(message.highest, mine)
         logs = merged(message.logs, logs[0])
-    if me < config.pp_size * config.tp_replicas - 1:
+    downstream = () if config.is_last else (link.next,)
+    for dst in downstream + (link.replicas if me == 0 else ()):
         check = Check(me, rank.iteration, rank.slot, lowest, highest, logs)
-        work = yield from rank.link.send(me + 1, check)
+        work = yield from link.send(dst, check)
         checker.works.append((rank.iteration + config.pp_size, work))
-    elif lowest != highest:
+    if config.is_last and lowest != highest:
         found = f"found when the calls up to iteration {rank.iteration} were compared"
         violation = first_difference(logs, found)
         assert violation is not None, "digests differ although the calls are the same"

@@ -136,6 +136,22 @@ def test_the_rank_that_is_alone_is_named_even_if_it_is_the_first() -> None:
     assert "ranks 1, 2, 3 called(" in verdict.message
 
 
+def loses_a_page(rank_id: int) -> Callable[[int, int], Hooks]:
+    """The fault on one rank of two stages with two replicas each."""
+    return lambda pp_rank, tp_rank: (LosesAPage if 2 * pp_rank + tp_rank == rank_id else Hooks)(1, tp_rank)
+
+
+@pytest.mark.parametrize("faulty", [0, 1, 2, 3])
+def test_every_replica_of_every_stage_is_compared(faulty: int) -> None:
+    changes = {**FILLING, "cluster.tp_size": 2, "cluster.tp_replicas": 2}
+    verdict = checked(changes, loses_a_page(faulty), 10)
+    assert (verdict.invariant, verdict.iteration) == ("INV-23", 100)
+    assert f"rank {faulty} called(" in verdict.message
+    if faulty:  # rank 0 alone against one other rank: both are shown, and nobody can tell
+        assert verdict.rank == faulty
+    assert checked(changes, Hooks, 10).kind == "pass"
+
+
 # --- other causes ----------------------------------------------------------------------------------------------
 
 
