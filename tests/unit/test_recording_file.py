@@ -83,7 +83,9 @@ def test_bytes_do_not_depend_on_which_rank_was_served_first(tmp_path: Path) -> N
 
 
 def test_prompts_are_kept_as_length_and_digest(tmp_path: Path) -> None:
-    lines = written(pipeline(1, 100_000), tmp_path / "a.jsonl")
+    long = Recording(1)
+    long.ingested(0, (NewRequest("R1", pack(range(1_000_000)), 1),), 0)
+    lines = written(long, tmp_path / "a.jsonl")
     (ingested,) = (json.loads(line) for line in lines if line.startswith('["ingested"'))
     assert ingested[3][0][:3] == ["new", "R1", 1_000_000]
     assert len(json.dumps(ingested)) < 400
