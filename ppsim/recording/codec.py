@@ -130,6 +130,7 @@ SHAPES: dict[str, tuple[tuple[str, Check], ...]] = {
         ("start_ns", integer),
         ("end_ns", integer),
     ),
+    "mark": (("rid", string), ("what", string), ("iteration", integer), ("time_ns", integer)),
     "warning": (("message", string),),
     "end": (("num_lines", integer), ("digest", string)),
 }

@@ -25,6 +25,7 @@ from ppsim.recording.writer import write_recording
 RUNS = Path("runs")
 LATEST = "latest"
 CONFIG, RECORDING, SUMMARY, VERDICT = FILES = ("config.toml", "recording.jsonl", "summary.json", "verdict.json")
+PEER = "recording-prefill.jsonl"  # two pipelines: the prefill side; recording.jsonl is the decode side, the client's
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,10 @@ def write_run(
 
     path = folder.path
     write_recording(recording, path / RECORDING, summary["digest"])
+    if recording.peer is not None:
+        write_recording(recording.peer, path / PEER, summary["prefill"]["digest"])
+    else:
+        (path / PEER).unlink(missing_ok=True)
     put_text(path / CONFIG, tomli_w.dumps(without_none(config)))
     put_text(path / SUMMARY, json_text(summary))
     put_text(path / VERDICT, json_text(verdict._asdict()))
@@ -170,7 +175,12 @@ def find_recording(run: str) -> Path:
 
 def open_run(run: str) -> Recording:
     """The recording of a run folder or recording file. Raises UsageError for anything unreadable."""
-    return read_recording(find_recording(run))
+    path = find_recording(run)
+    recording = read_recording(path)
+    peer = path.with_name(PEER)
+    if path.name == RECORDING and peer.is_file():
+        recording.peer = read_recording(peer)
+    return recording
 
 
 def read_verdict(run: str) -> Verdict:

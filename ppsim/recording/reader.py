@@ -21,6 +21,7 @@ from ppsim.recording.schema import (
     SCHEMA_VERSION,
     Arrival,
     Ingested,
+    Mark,
     Observed,
     Sampled,
     Span,
@@ -134,6 +135,7 @@ class Placer:
             "ingested": lambda *f: recording.ingestions.append(Ingested(*f)),
             "sampled": lambda *f: recording.samples.append(Sampled(*f)),
             "replies": self.replies,
+            "mark": lambda *f: recording.marks.append(Mark(*f)),
             "warning": recording.warnings.append,
         }
 

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ppsim.core.effects import Decision, Harvest, Reply
 from ppsim.core.messages import Input
-from ppsim.recording.schema import Arrival, Ingested, Observed, Sampled, Span, TimedReply, input_record
+from ppsim.recording.schema import Arrival, Ingested, Mark, Observed, Sampled, Span, TimedReply, input_record
 
 T = TypeVar("T", Decision, Harvest)
 
@@ -41,6 +41,8 @@ class Recording:
         self.replies: list[TimedReply] = []
         self.samples: list[Sampled] = []
         self.warnings: list[str] = []
+        self.marks: list[Mark] = []  # in order of time; disaggregation only
+        self.peer: Recording | None = None  # two pipelines: of the decode side, the prefill side
 
     @property
     def num_ranks(self) -> int:

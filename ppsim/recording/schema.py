@@ -94,6 +94,18 @@ class Observed(NamedTuple):
     values: tuple[int, ...]
 
 
+class Mark(NamedTuple):
+    """Disaggregation: request ``rid`` came to ``what`` at ``time_ns``, in that ``iteration`` of the first rank.
+
+    Where ``what`` is true of a rank at a time, the mark is of the last rank. ``shares.py`` has the names.
+    """
+
+    rid: str
+    what: str
+    iteration: int
+    time_ns: int
+
+
 class Verdict(NamedTuple):
     """How a run ended. ``message`` is the whole text for the user; the other fields say where, as far as known."""
 

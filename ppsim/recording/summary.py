@@ -17,13 +17,14 @@ What has no value (a percentile of nothing) is null; a rate over an empty makesp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ppsim.recording.digest import digests_of
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import Span, TimedReply, Verdict
+from ppsim.recording.shares import SHARES, admissions, ttft_shares
 
 NS_PER_S = 1_000_000_000
 
@@ -45,6 +46,7 @@ def summarize(recording: Recording, verdict: Verdict) -> dict[str, Any]:
     """The summary, ready for JSON."""
     digests = digests_of(recording)
     lives = request_lives(recording)
+    shares = ttft_shares(recording, lives)
     finished = [life for life in lives if life.status == "finished"]
     makespan_ns = makespan(recording)
     stages = [stage_times(recording, pp_rank) for pp_rank in range(recording.pp_size)]
@@ -82,7 +84,25 @@ def summarize(recording: Recording, verdict: Verdict) -> dict[str, Any]:
         "stages": [stage.as_json() for stage in stages],
         "decision_digests": list(digests.decisions),
         "warnings": recording.warnings,
+        **disaggregated(recording, verdict, shares),
     }
+
+
+def disaggregated(recording: Recording, verdict: Verdict, shares: Sequence[Mapping[str, int]]) -> dict[str, Any]:
+    """What only a disaggregated run has: where TTFT goes, what an admission costs, and the prefill side's summary."""
+    if not recording.marks:
+        return {}
+    prefill = recording if recording.peer is None else recording.peer
+    votes = admissions(prefill)
+    found: dict[str, Any] = {
+        "ttft_shares_s": {name: statistics(share[name] for share in shares) for name in SHARES},
+        "admission_iterations": statistics(vote.iterations * NS_PER_S for vote in votes),
+        "admission_s": statistics(vote.first_rank_ns for vote in votes),
+        "admission_all_ranks_s": statistics(vote.all_ranks_ns for vote in votes),
+    }
+    if recording.peer is not None:
+        found["prefill"] = summarize(recording.peer, verdict)
+    return found
 
 
 # --- requests --------------------------------------------------------------------------------------------------

@@ -62,6 +62,8 @@ def lines(recording: Recording) -> Iterator[str]:
     for sampled in recording.samples:
         yield line_of("sampled", *sampled)
     yield from reply_lines(recording.replies)
+    for mark in recording.marks:
+        yield line_of("mark", *mark)
 
 
 def header_line(recording: Recording) -> str:

@@ -15,6 +15,13 @@ LATENCIES = (
     ("tpot", "tpot_s", "per output token after the first"),
     ("e2e", "e2e_s", "last token, from the client's arrival"),
 )
+SHARES = (
+    ("queueing", "to be read, for memory, for a place in a batch"),
+    ("control", "handshakes, votes of admission, the token's way to all ranks"),
+    ("compute", "first forward pass to the end of the last one"),
+    ("transfer", "KV that compute did not hide"),
+    ("release", "until the vote on the end of the transfer lets the token out"),
+)
 
 
 def summary_text(summary: Mapping[str, Any]) -> str:
@@ -32,9 +39,11 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         "",
         f"{'latency':<10}" + "".join(f"{name:>11}" for name in PERCENTILES),
         *[latency_row(name, s[key], meaning) for name, key, meaning in LATENCIES],
+        *shares_text(s),
         "",
         f"{'stage':<10}{'busy':>11}{'idle':>11}{'bubble':>11}",
         *[stage_row(stage) for stage in s["stages"]],
+        *[stage_row(stage, "prefill ") for stage in s.get("prefill", {"stages": ()})["stages"]],
     ]
     lines += [f"warning: {message}" for message in s["warnings"]]
     return "\n".join(line.rstrip() for line in lines)
@@ -44,9 +53,24 @@ def latency_row(name: str, values: Mapping[str, float | None], meaning: str) -> 
     return f"{name:<10}" + "".join(f"{seconds(values[p]):>11}" for p in PERCENTILES) + f"   {meaning}"
 
 
-def stage_row(stage: Mapping[str, Any]) -> str:
+def shares_text(s: Mapping[str, Any]) -> list[str]:
+    """Where the time to the first token goes in a disaggregated run; the shares add up to it, request by request."""
+    if "ttft_shares_s" not in s:
+        return []
+    lines = ["", f"{'ttft':<10}" + "".join(f"{name:>11}" for name in PERCENTILES)]
+    lines += [latency_row(name, s["ttft_shares_s"][name], meaning) for name, meaning in SHARES]
+    iterations = s["admission_iterations"]["mean"]
+    if iterations is not None:
+        lines.append(
+            f"admission   {iterations:.1f} iterations of the first rank ({seconds(s['admission_s']['mean'])}) from ready "
+            f"everywhere, {seconds(s['admission_all_ranks_s']['mean'])} until it holds on every rank"
+        )
+    return lines
+
+
+def stage_row(stage: Mapping[str, Any], side: str = "") -> str:
     times = f"{seconds(stage['busy_s']):>11}{seconds(stage['idle_s']):>11}"
-    return f"{stage['pp_rank']:<10}{times}{percent(stage['bubble_ratio']):>11}"
+    return f"{side + str(stage['pp_rank']):<10}{times}{percent(stage['bubble_ratio']):>11}"
 
 
 def seconds(value: float | None) -> str:
