@@ -1,8 +1,8 @@
 """The order in which waiting requests are tried (protocol.md 4.2 step 5).
 
-``fcfs`` keeps the order of the queue. ``lpm`` sorts by matched prefix, longest first, for good; with more than 128
-waiting requests it falls back to fcfs. A request that shares 32 or more leading tokens with an earlier waiting one, and
-hits at most 32 itself, goes last: once the earlier one has run, it will hit.
+``fcfs`` keeps the order of the queue, requests of a higher ``priority`` first. ``lpm`` sorts by matched prefix, longest
+first, for good; with more than 128 waiting requests it falls back to fcfs. A request that shares 32 or more leading
+tokens with an earlier waiting one, and hits at most 32 itself, goes last: once the earlier one has run, it will hit.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ DEPRIORITIZE_THRESHOLD = 32  # tokens; IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRE
 def waiting_order(config: RankConfig, waiting: list[Request], kv: KVCache) -> list[Request]:
     """The queue in the order of the schedule policy. The matches of lpm split nodes and refresh recency."""
     if config.schedule_policy != "lpm" or not config.enable_radix_cache or len(waiting) > MAX_LPM_QUEUE:
-        return waiting
+        if not any(r.spec.priority for r in waiting):
+            return waiting
+        return sorted(waiting, key=lambda r: -r.spec.priority)
     heads: dict[bytes, str] = {}
     rank: dict[str, int] = {}
     for request in waiting:
