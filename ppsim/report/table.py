@@ -62,8 +62,8 @@ def shares_text(s: Mapping[str, Any]) -> list[str]:
     iterations = s["admission_iterations"]["mean"]
     if iterations is not None:
         lines.append(
-            f"admission   {iterations:.1f} iterations of the first rank ({seconds(s['admission_s']['mean'])}) from ready "
-            f"everywhere, {seconds(s['admission_all_ranks_s']['mean'])} until it holds on every rank"
+            f"admission   {iterations:.1f} iterations of the first rank ({seconds(s['admission_s']['mean'])}) from "
+            f"ready everywhere, {seconds(s['admission_all_ranks_s']['mean'])} until it holds on every rank"
         )
     return lines
 
