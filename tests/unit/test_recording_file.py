@@ -13,7 +13,7 @@ from ppsim.core.tokens import pack
 from ppsim.recording import Recording
 from ppsim.recording.diff import first_difference
 from ppsim.recording.digest import run_digest
-from ppsim.recording.reader import RecordingError, read_recording
+from ppsim.recording.reader import RecordingError, read_lines, read_recording
 from ppsim.recording.writer import write_recording
 from tests.unit.handmade import decision, pipeline, two_requests
 
@@ -101,9 +101,8 @@ def test_every_cut_is_refused_with_its_line(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     whole = "".join(written(two_requests(), path))
     for cut in range(len(whole)):
-        path.write_text(whole[:cut])
         with pytest.raises(RecordingError) as caught:
-            read_recording(path)
+            read_lines("a.jsonl", iter(whole[:cut].splitlines(keepends=True)))
         line = whole[:cut].count("\n") + (0 if whole[:cut].endswith("\n") or not cut else 1)
         assert caught.value.line == line or (cut < whole.index("\n") + 1 and caught.value.line == 1), cut
 
