@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from ppsim.cli import diff, execute, listing, plot, run, show
+from ppsim.cli import bugs, diff, execute, fuzz, listing, plot, replay, run, show
 from ppsim.cli.guard import EXIT_INTERRUPTED, say
 
 EPILOG = (
@@ -32,6 +32,9 @@ app.command("exec")(execute.execute)
 app.command("diff")(diff.diff)
 app.command("show")(show.show)
 app.command("plot")(plot.plot)
+app.command("fuzz")(fuzz.fuzz)
+app.command("replay")(replay.replay)
+app.command("bugs")(bugs.bugs)
 app.add_typer(listing.app, name="list")
 
 

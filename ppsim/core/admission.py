@@ -63,6 +63,7 @@ class PrefillAdder:
         self.cur_offset = num_mixed
         self.admitted: list[Admitted] = []
         self.new_chunked: Request | None = None
+        self.cut_by_memory = False  # memory, not the chunk budget, limits the continued chunk
 
     @property
     def available(self) -> int:
@@ -87,6 +88,7 @@ class PrefillAdder:
         if new_tokens <= 0:
             return False
         is_last = new_tokens == remaining
+        self.cut_by_memory = new_tokens < min(remaining, self.rem_chunk)
         self._charge(request, new_tokens, is_last)
         return True
 

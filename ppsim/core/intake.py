@@ -44,6 +44,8 @@ class Intake:
         self.num_parked_chunks = 0
         self.num_ignored_aborts = 0
         self.num_idle_resets = 0
+        self.arrows: dict[tuple[State, Event], int] = {}  # transitions taken by any request, for coverage
+        self.noted: dict[str, int] = {}  # situations met, for coverage
         self.last_chunk_budget: int | None = None
         self.advanced: list[str] = []  # moved on by an agreed conclusion since the last inputs, in order
         self.failed: list[str] = []  # likewise failed
@@ -62,7 +64,7 @@ class Intake:
         for item in inputs:
             match item:
                 case NewRequest():
-                    self._accept(Request(item, arrived=self.iteration))
+                    self._accept(Request(item, arrived=self.iteration, tally=self.arrows))
                 case AbortReq():
                     self._abort(item)
                 case FlushCache():
@@ -93,12 +95,32 @@ class Intake:
         if not found and not item.abort_all:
             self.num_ignored_aborts += 1  # unknown or finished: no reply, nothing changes (invariant 61)
         for request in found:
+            self.note_abort(request)
             if not request.to_abort:
                 request.to_abort = item.reason
             if request is self.chunked:
                 self.chunked = None  # it launches no further chunk (invariant 60)
             if self.hooks.may_end_now(request):
                 self._end_aborted(request)
+
+    def note(self, situation: str) -> None:
+        """Count a situation, for coverage."""
+        self.noted[situation] = self.noted.get(situation, 0) + 1
+
+    def note_abort(self, request: Request) -> None:
+        """In which situation an abort found its request."""
+        place = request.state.value
+        if request is self.chunked:
+            place = "chunked"
+        elif request.state is State.PREFILL:
+            place = "last chunk"
+        if request.to_abort:
+            self.note("abort twice")
+        self.note(f"abort {place} {'in flight' if request.num_inflight else 'at rest'}")
+        if request.num_inflight > 1:
+            self.note("abort several chunks in flight")
+        if request.num_retractions:
+            self.note("abort after retraction")
 
     def _end_aborted(self, request: Request) -> None:
         """Leave every queue, give all KV back without caching it, and send the one terminal reply."""

@@ -27,6 +27,7 @@ class KVCache:
         self.pool = Pool(num_tokens, config.page_size)
         self.tree = RadixCache(self.pool, hooks)
         # Rows are taken from the tail and put back there (protocol.md 4.9).
+        self.num_duplicates = 0  # stashes that found the same tokens computed by another request
         self.free_rows = list(range(1, config.max_running_requests + 1))
 
     @property
@@ -84,6 +85,7 @@ class KVCache:
         self.tree.insert(tokens, request.pages)
         found = self.tree.match(tokens)
         num_whole = len(found.pages)
+        self.num_duplicates += request.pages[:num_whole] != found.pages
         self.pool.share(found.pages)
         self.pool.release(request.pages[:num_whole])
         request.pages[:num_whole] = found.pages

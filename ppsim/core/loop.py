@@ -27,7 +27,6 @@ RUN: Plan = (
     phases.commit_hidden,
     phases.launch_batch,
     phases.exchange_if_shallow,
-    phases.send_hidden_early,
 )
 
 PLAIN: Plan = (
@@ -36,6 +35,7 @@ PLAIN: Plan = (
     phases.apply_inputs,
     agree_grammar,
     *RUN,
+    phases.send_hidden_early,
     phases.harvest,
     phases.send_hidden_late,
     phases.carry_over,

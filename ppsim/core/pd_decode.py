@@ -67,6 +67,7 @@ class DecodeRole(Role):
             if request.rid not in good.value:
                 continue
             if not self._fits(request, slot):
+                self.scheduler.note("prealloc misfit")
                 break  # head-of-line blocking, as the engine does
             self._allocate(request)
 
@@ -144,6 +145,7 @@ class DecodeRole(Role):
 
     def retracted(self, request: Request) -> None:
         request.on(Event.PUT_OUT)
+        self.scheduler.note("retracted under votes")
         request.retraction_slot = None
         self.put_out.append(request)
 
@@ -167,6 +169,7 @@ class DecodeRole(Role):
             scheduler.kv.take_row(request)
             scheduler.kv.grow(request, request.seq_len - 1)
             request.on(Event.RESUME)
+            scheduler.note("resumed")
             scheduler.advanced.append(request.rid)
             scheduler.waiting.append(request)
 

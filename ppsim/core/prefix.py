@@ -53,6 +53,7 @@ class RadixCache:
         self.page_bytes = pool.page_size * WIDTH
         self.clock = 0
         self.num_evicted = 0
+        self.num_splits = 0
         self.victims_digest = ""  # rolling, over the ids of all evicted nodes (invariant 26)
         self.evictable_tokens = 0
         self.protected_tokens = 0
@@ -207,6 +208,7 @@ class RadixCache:
 
     def _split(self, child: Node, at_byte: int, stamp: int) -> Node:
         """Cut a node in two; the lower half keeps its identity and counts as touched (open_choices.md)."""
+        self.num_splits += 1
         page = at_byte // self.page_bytes
         parent = child.parent
         assert parent is not None

@@ -140,6 +140,7 @@ class Request:
     retraction_slot: int | None = None  # decode role: the slot whose votes consider it (retraction_mb_id)
     arrived: int = 0  # iteration in which it was read; an id may come again
     handshake_agreed: bool = False  # decode role: a conclusion has named it; it waits for memory only
+    tally: dict[tuple[State, Event], int] = field(default_factory=dict)  # of the scheduler: arrows taken, for coverage
     to_abort: str = ""  # marked: ends as soon as no launched batch contains it any more; the text is the reason
 
     @property
@@ -166,6 +167,8 @@ class Request:
             raise TransitionError(
                 f"request {self.rid}: event {event.value!r} is not allowed in state {self.state.value!r}"
             )
+        arrow = (self.state, event)
+        self.tally[arrow] = self.tally.get(arrow, 0) + 1
         self.state = after
 
     def tokens(self, stop: int) -> TokenBytes:

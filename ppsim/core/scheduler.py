@@ -102,6 +102,8 @@ class Scheduler(Intake):
         if self.chunked is not None and not adder.add_chunked(self.chunked):
             self.num_parked_chunks += 1
             return None  # parked: others must not take the memory that it waits for (bugs.md B100)
+        if self.chunked is not None and adder.cut_by_memory:
+            self.note("chunk cut by memory")
         self._admit_waiting(slot, adder)
         if not adder.admitted:
             return None
@@ -125,6 +127,7 @@ class Scheduler(Intake):
             if adder.new_chunked is not None:
                 break
             if self.num_places(slot, len(adder.admitted), len(taken)) <= 0:
+                self.note("no free row" if len(self.kv.free_rows) <= len(taken) else "batch is full")
                 slot.batch_is_full = True
             if slot.batch_is_full:
                 break
@@ -140,6 +143,7 @@ class Scheduler(Intake):
             else:
                 self.kv.tree.unlock(found.node)
             if result is Result.NO_TOKEN:
+                self.note("no token")
                 slot.batch_is_full = True
             if result is not Result.CONTINUE:
                 break
@@ -155,6 +159,7 @@ class Scheduler(Intake):
         for item in adder.admitted:
             request = item.request
             if not self.kv.can_grow(request, item.new_tokens):
+                self.note("put back")
                 put_back.append(request)  # defined end instead of a crash: it waits again, first in line
                 continue
             prefix_len = request.kv_len
@@ -162,6 +167,8 @@ class Scheduler(Intake):
             request.on(Event.LAUNCH_CHUNK)
             if not item.is_last_chunk:
                 request.inflight_middle_chunks += 1
+                if request.inflight_middle_chunks > 2:
+                    self.note("third chunk")
             rows.append(Row(request, prefix_len, item.new_tokens, item.is_last_chunk, False))
         self._put_back(put_back)
         if not rows:
@@ -274,6 +281,8 @@ class Scheduler(Intake):
             can_run_cuda_graph=config.cuda_graph and mode is Mode.DECODE,
             skip_output_comm=config.skip_pure_chunk_output and pure_middle,
         )
+        if forward.skip_output_comm:
+            self.note("skipped output")
         chunked_rid = self.chunked.rid if self.chunked else None
         return LaunchedBatch(forward, tuple(row.request for row in rows), chunked_rid)
 

@@ -1,0 +1,1 @@
+"""The adversary: generated experiments, shrinking, reproductions, exploration of every interleaving."""

@@ -21,9 +21,10 @@ class AbortReachesTwoSlots(Hooks):
     """An abort looks only at the slot of this visit and the one before; requests of other slots run on."""
 
     def reaches(self, scheduler: Intake, request: Request) -> bool:
-        near = scheduler.slots.slots[:2]
-        elsewhere = [r for slot in scheduler.slots.slots[2:] for r in slot.running]
-        return request not in elsewhere or any(request in slot.running for slot in near)
+        visited = scheduler.iteration % len(scheduler.slots)
+        near = (visited, (visited - 1) % len(scheduler.slots))
+        decoding = [slot.index for slot in scheduler.slots.slots if request in slot.running]
+        return not decoding or decoding[0] in near
 
 
 @planted("timeouts_on_every_rank", breaks="INV-58", profile="abort", source="bugs.md B02")

@@ -132,8 +132,10 @@ def check_workload(s: Scenario) -> None:
 
 
 def check_surroundings(s: Scenario) -> None:
-    """Roles, observations, timeouts and faults."""
-    num_ranks = s.cluster.pp_size * s.cluster.tp_replicas
+    """Roles, observations, timeouts and faults. With two pipelines the decode ranks are numbered after the others."""
+    if s.disaggregation.role == "pd":
+        check_two_pipelines(s)
+    num_ranks = (s.cluster.pp_size + decode_stages(s)) * s.cluster.tp_replicas
     for i, entry in enumerate(s.observations.listed):
         if len(entry.at) != num_ranks:
             raise ScenarioError(
@@ -155,6 +157,10 @@ def check_surroundings(s: Scenario) -> None:
             raise ScenarioError(f"workload.aborts.{i}", "needs either rid or abort_all", "one of the two")
         if (abort.at_iteration is None) == (abort.at_ms is None):
             raise ScenarioError(f"workload.aborts.{i}", "needs either at_iteration or at_ms", "one of the two")
+        if abort.side != "both" and s.disaggregation.role != "pd":
+            raise ScenarioError(
+                f"workload.aborts.{i}.side", f"{abort.side!r} needs disaggregation.role 'pd'", "there is only one side"
+            )
     limits = s.timeouts
     tick_ms = (s.host.schedule_us + s.host.process_us) / 1000
     for name, value in (("waiting_ms", limits.waiting_ms), ("running_ms", limits.running_ms)):
@@ -164,5 +170,55 @@ def check_surroundings(s: Scenario) -> None:
                 f"{value} ms is below one iteration ({tick_ms} ms of host time)",
                 "0 switches it off",
             )
+    if s.disaggregation.role != "plain" and s.scheduler.hidden_send == "after_launch":
+        raise ScenarioError(
+            "scheduler.hidden_send",
+            "'after_launch' needs the plain role: the loops of disaggregation send the request list last, and a rank "
+            "cannot take hidden states before it",
+        )
     if s.disaggregation.role == "decode" and s.scheduler.enable_mixed_chunk:
         raise ScenarioError("scheduler.enable_mixed_chunk", "a decode server has no prefill batches to mix with")
+
+
+def decode_stages(s: Scenario) -> int:
+    """Stages of the decode pipeline; 0 where there is none beside the one that ``cluster`` describes."""
+    d = s.disaggregation
+    return (d.decode_pp_size or s.cluster.pp_size) if d.role == "pd" else 0
+
+
+def check_two_pipelines(s: Scenario) -> None:
+    """Role "pd": what two pipelines cannot do, or could only do by standing still for ever."""
+    d = s.disaggregation
+    if decode_stages(s) not in (1, s.cluster.pp_size):
+        raise ScenarioError(
+            "disaggregation.decode_pp_size",
+            f"is {d.decode_pp_size}, the prefill side has {s.cluster.pp_size} stages",
+            f"a decode pipeline has as many stages as the prefill side, or 1: give {s.cluster.pp_size} or 1",
+        )
+    if d.decode_max_total_tokens is not None and d.decode_max_total_tokens < s.scheduler.page_size:
+        raise ScenarioError(
+            "disaggregation.decode_max_total_tokens",
+            f"a pool of {d.decode_max_total_tokens} tokens is smaller than one page of {s.scheduler.page_size}",
+            "nothing could ever be received",
+        )
+    for i, r in enumerate(s.workload.requests):
+        if r.at_iteration:
+            raise ScenarioError(
+                f"workload.requests.{i}.at_iteration",
+                f"is {r.at_iteration}, but two pipelines count iterations of their own",
+                "a request goes to both sides at a time: use at_ms",
+            )
+    for i, entry in enumerate(s.observations.listed):
+        if entry.what != "grammar":
+            raise ScenarioError(
+                f"observations.listed.{i}.what",
+                f"{entry.what!r} is what the two sides do to each other",
+                "list it only for a single role, where the peer is modelled",
+            )
+    for i, fault in enumerate(d.kv_faults):
+        if fault.rank >= s.cluster.pp_size * s.cluster.tp_replicas:
+            raise ScenarioError(
+                f"disaggregation.kv_faults.{i}.rank",
+                f"is {fault.rank}",
+                f"there are prefill ranks 0 to {s.cluster.pp_size * s.cluster.tp_replicas - 1}",
+            )

@@ -173,6 +173,7 @@ class ScriptedAbort(Section):
     abort_all: bool = False
     at_iteration: NonNegative | None = None
     at_ms: Cost | None = None
+    side: Literal["both", "prefill", "decode"] = "both"  # two pipelines: which of them is told
 
 
 class ScriptedFlush(Section):
@@ -204,14 +205,42 @@ class Workload(Section):
     eos_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
 
 
-class Disaggregation(Section):
-    """Prefill-decode disaggregation. A single role runs against a modelled peer (section ``observations``)."""
+class KvFault(Section):
+    """The ``nth`` KV write of a request on a prefill rank goes wrong (from 1; chunks are numbered in order).
 
-    role: Literal["plain", "prefill", "decode"] = "plain"
+    ``failed``: it cannot be posted, and the sender knows. ``lost``: it never arrives and its sender falls silent.
+    """
+
+    rid: str
+    rank: NonNegative
+    nth: Positive = 1
+    what: Literal["failed", "lost"] = "failed"
+
+
+class Disaggregation(Section):
+    """Prefill-decode disaggregation. A single role runs against a modelled peer (section ``observations``).
+
+    Role ``pd`` runs both pipelines: ``cluster`` and ``scheduler`` are the prefill side's, what the decode side has of
+    its own is named ``decode_*``. KV goes from each prefill rank over a link of its own, in order. Times are of the
+    wire between the sides; limits are of a waiting sender, a waiting receiver, and of one that gave up and drains.
+    """
+
+    role: Literal["plain", "prefill", "decode", "pd"] = "plain"
     bootstrap: Literal["store", "vote"] = "store"  # consensus store and leader chain, or two passes round the ring
     variant: Literal["agreed", "released"] = "agreed"  # released: conclusions are filtered by a fresh local poll
     num_reserved_decode_tokens: NonNegative = 512
     store_lag_us: Cost = 0.0  # until a rank's status is visible to the first rank
+    decode_pp_size: Positive | None = None  # as cluster.pp_size, or 1; None: as cluster.pp_size
+    decode_pp_async_batch_depth: NonNegative = 0
+    decode_max_total_tokens: Positive | None = None  # KV pool of each decode rank; None: from the memory
+    decode_max_running_requests: Positive | None = None  # None: as scheduler.max_running_requests
+    control_latency_us: Cost = 0.0  # of a message from one side to the other
+    kv_bandwidth_gb_per_s: Cost = 0.0  # of each prefill rank's KV link; 0 is infinite
+    kv_latency_us: Cost = 0.0
+    bootstrap_timeout_ms: Cost = 300_000.0  # a sender without a place on the decode side fails; 0: never
+    receive_timeout_ms: Cost = 300_000.0  # a receiver that asked for KV and did not get all of it gives up; 0: never
+    lease_ms: Cost = 30_000.0  # one that gave up waits so long for the word that nothing is under way; 0: for ever
+    kv_faults: tuple[KvFault, ...] = ()
 
 
 class Observation(Section):

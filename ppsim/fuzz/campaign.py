@@ -1,0 +1,228 @@
+"""A campaign: many generated experiments, each checked, some run twice; the first failure is shrunk and saved.
+
+Examples come in rounds of ``ROUND``. A round is a function of (profile, seed, round number) only, so rounds can run in
+any process, and the digest of a campaign is that of its rounds in order: the same on every machine.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import count
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as hypothesis_seed
+
+from ppsim.core.digest import digest
+from ppsim.errors import ScenarioError
+from ppsim.fuzz.experiment import Experiment, MakeHooks, Outcome, Signature, run_experiment
+from ppsim.fuzz.generate import strategy
+from ppsim.fuzz.probes import hits
+from ppsim.fuzz.profiles import Profile, profile_named
+from ppsim.fuzz.repro import Repro
+from ppsim.fuzz.shrink import Shrinker
+from ppsim.planted import hooks_for, load_plugin
+
+ROUND = 100
+TWICE_EVERY = 20  # one example in so many is run a second time
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a campaign is asked to do. ``max_examples`` or ``budget_s`` ends it, whichever is given."""
+
+    profile: str
+    seed: int
+    max_examples: int | None = None
+    budget_s: float | None = None
+    bugs: tuple[str, ...] = ()
+    plugin: str | None = None
+
+    def hooks(self) -> MakeHooks:
+        return hooks_for(self.bugs, load_plugin(self.plugin) if self.plugin else None)
+
+
+@dataclass(slots=True)
+class RoundResult:
+    """What one round found."""
+
+    number: int
+    num_examples: int = 0
+    digest: str = ""
+    probes: Counter[str] = field(default_factory=Counter)
+    pairs: Counter[str] = field(default_factory=Counter)
+    failing: Experiment | None = None
+    signature: Signature | None = None
+    twice: int = 0
+
+
+@dataclass(slots=True)
+class Finding:
+    """A failure, shrunk."""
+
+    repro: Repro
+    outcome: Outcome
+    original: Experiment
+    shrink_runs: int
+    example: int
+    seconds: float
+
+
+@dataclass(slots=True)
+class CampaignResult:
+    """The end of a campaign."""
+
+    order: Order
+    num_examples: int
+    seconds: float
+    digest: str
+    probes: Counter[str]
+    pairs: Counter[str]
+    findings: list[Finding]
+    twice: int
+
+
+class Stop(Exception):
+    """Ends a round at the first failure."""
+
+
+def run_round(order: Order, number: int, num_examples: int, deadline: float | None = None) -> RoundResult:
+    """Generate and run the examples of one round; stops at its first failure, or after ``deadline`` (monotonic)."""
+    result = RoundResult(number)
+    profile: Profile = profile_named(order.profile)
+    hooks = order.hooks()
+    digests: list[str] = []
+
+    @hypothesis_seed(int(digest(order.seed, number), 16))
+    @settings(
+        max_examples=num_examples,
+        database=None,
+        deadline=None,
+        phases=(Phase.generate,),
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy(profile))
+    def check(experiment: Experiment) -> None:
+        if deadline is not None and time.monotonic() > deadline:
+            raise Stop
+        outcome = examine(experiment, hooks, result)
+        if outcome is None:
+            return
+        digests.append(outcome.digest)
+        if outcome.signature is not None:
+            result.failing = Experiment(experiment.raw, outcome.tape)
+            result.signature = outcome.signature
+            raise Stop
+
+    with suppress(Stop):
+        check()
+    result.digest = digest(number, tuple(digests))
+    return result
+
+
+def examine(experiment: Experiment, hooks: MakeHooks, result: RoundResult) -> Outcome | None:
+    """Run one example, count what it reached; one in twenty is run twice. None for an impossible scenario."""
+    try:
+        outcome = run_experiment(experiment, hooks)
+    except ScenarioError:
+        return None
+    result.num_examples += 1
+    if outcome.result is not None:
+        reached, pairs = hits(outcome)
+        result.probes.update(reached)
+        result.pairs.update(pairs)
+    if outcome.signature is None and result.num_examples % TWICE_EVERY == 0:
+        result.twice += 1
+        again = run_experiment(experiment, hooks)
+        if again.digest != outcome.digest or again.tape != outcome.tape:
+            verdict = outcome.verdict._replace(
+                kind="fail", message="two runs of the same experiment differ: nondeterminism in a hook or in the core"
+            )
+            return Outcome(verdict, outcome.digest, Signature("nondeterminism", ""), outcome.tape)
+    return outcome
+
+
+def round_sizes(order: Order) -> Iterator[tuple[int, int]]:
+    """(number, examples) of each round, endless where only time ends the campaign."""
+    if order.max_examples is None:
+        yield from ((number, ROUND) for number in count())
+        return
+    left, number = order.max_examples, 0
+    while left > 0:
+        yield number, min(ROUND, left)
+        left, number = left - ROUND, number + 1
+
+
+def run_campaign(
+    order: Order, *, num_jobs: int = 1, progress: Callable[[int, int], None] | None = None, shrink: bool = True
+) -> CampaignResult:
+    """Run rounds until the examples or the time are used up, or a failure is found."""
+    started = time.monotonic()
+    deadline = None if order.budget_s is None else started + order.budget_s
+    total = CampaignResult(order, 0, 0.0, "", Counter(), Counter(), [], 0)
+    digests: list[str] = []
+    for result in rounds(order, num_jobs, deadline):
+        total.probes.update(result.probes)
+        total.pairs.update(result.pairs)
+        total.twice += result.twice
+        total.num_examples += result.num_examples
+        digests.append(result.digest)
+        if progress is not None:
+            progress(total.num_examples, order.max_examples or 0)
+        if result.failing is not None and result.signature is not None:
+            found_after = time.monotonic() - started
+            total.findings.append(finding(order, result, total.num_examples, found_after, shrink))
+            break
+        if deadline is not None and time.monotonic() > deadline:
+            break
+    total.seconds = time.monotonic() - started
+    total.digest = digest(order.profile, order.seed, tuple(digests))
+    return total
+
+
+def rounds(order: Order, num_jobs: int, deadline: float | None) -> Iterator[RoundResult]:
+    """Results of the rounds, in order."""
+    sizes = round_sizes(order)
+    if num_jobs == 1:
+        for number, size in sizes:
+            yield run_round(order, number, size, deadline)
+        return
+    with ProcessPoolExecutor(num_jobs) as pool:
+        waiting = [pool.submit(run_round, order, n, size, deadline) for n, size in take(sizes, 2 * num_jobs)]
+        while waiting:
+            result = waiting.pop(0).result()
+            waiting += [pool.submit(run_round, order, n, size, deadline) for n, size in take(sizes, 1)]
+            yield result
+            if result.failing is not None or (deadline is not None and time.monotonic() > deadline):
+                for future in waiting:
+                    future.cancel()
+                return
+
+
+def take(items: Iterator[tuple[int, int]], n: int) -> list[tuple[int, int]]:
+    return [item for _, item in zip(range(n), items)]
+
+
+def finding(order: Order, result: RoundResult, example: int, seconds: float, shrink: bool) -> Finding:
+    """Shrink the failing experiment and run the smallest form once more for the report."""
+    assert result.failing is not None
+    assert result.signature is not None
+    shrinker = Shrinker(result.signature, order.hooks())
+    if result.signature.invariant == "nondeterminism" or not shrink:
+        smallest = result.failing
+    else:
+        smallest = shrinker.shrink(result.failing)
+    outcome = run_experiment(smallest, order.hooks())
+    repro = Repro(
+        smallest,
+        outcome.signature or result.signature,
+        outcome.digest,
+        outcome.verdict.iteration,
+        order.bugs,
+        order.plugin,
+    )
+    return Finding(repro, outcome, result.failing, shrinker.runs, example, seconds)

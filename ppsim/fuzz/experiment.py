@@ -1,0 +1,119 @@
+"""One experiment: a whole scenario as plain data, the tape of its choices, and what came out of it.
+
+Everything that a run depends on is in here, so an experiment can be saved, sent, shrunk and run again bit for bit. Two
+failures are the same bug if the broken invariant and the role of the rank are the same; the text does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ppsim.core.digest import digest
+from ppsim.core.hooks import Hooks
+from ppsim.errors import EXIT_SAFETY, ScenarioError
+from ppsim.recording import Verdict
+from ppsim.recording.digest import run_digest
+from ppsim.scenario.check import check_scenario
+from ppsim.scenario.load import validate
+from ppsim.world.choices import Choices, RecordingChoices, TapeChoices
+from ppsim.world.simulate import SimulationResult, simulate
+
+MakeHooks = Callable[[int, int], Hooks]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What makes two failures the same bug."""
+
+    invariant: str  # INV-nn, or a word where no invariant has a number: livelock, crash, nondeterminism
+    role: str  # first | middle | last | ""
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """``raw`` is a scenario as nested dictionaries; ``tape`` answers its choices, 0 when it runs out."""
+
+    raw: dict[str, Any]
+    tape: tuple[int, ...] = ()
+
+    def key(self) -> str:
+        """Digest of the content."""
+        return digest(canonical(self.raw), self.tape)
+
+    def size(self) -> dict[str, int]:
+        """What is left of it, for reports."""
+        workload = self.raw.get("workload", {})
+        observations = self.raw.get("observations", {})
+        faults = self.raw.get("faults", {})
+        return {
+            "requests": len(workload.get("requests", ())),
+            "faults": len(workload.get("aborts", ())) + len(observations.get("listed", ())) + len(faults),
+            "pp_size": self.raw.get("cluster", {}).get("pp_size", 1),
+            "choices": len(self.tape),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """The end of one run. ``signature`` is None where nothing is wrong."""
+
+    verdict: Verdict
+    digest: str
+    signature: Signature | None
+    tape: tuple[int, ...]  # what was really chosen
+    result: SimulationResult | None = field(default=None, compare=False)
+
+
+def canonical(value: Any) -> Any:
+    """Nested tuples with sorted keys: the same text for the same content."""
+    if isinstance(value, dict):
+        return tuple((key, canonical(value[key])) for key in sorted(value))
+    if isinstance(value, list | tuple):
+        return tuple(canonical(item) for item in value)
+    return value
+
+
+def is_valid(experiment: Experiment) -> bool:
+    """Whether the scenario is one that a run would accept."""
+    try:
+        check_scenario(validate(experiment.raw))
+    except ScenarioError:
+        return False
+    return True
+
+
+def run_experiment(experiment: Experiment, hooks: MakeHooks | None = None, choices: Choices | None = None) -> Outcome:
+    """Run it. An exception of the core, of a hook or of the world is a finding, not an end of the campaign."""
+    scenario = validate(experiment.raw)
+    check_scenario(scenario)
+    recorder = RecordingChoices(choices or TapeChoices(experiment.tape))
+    try:
+        result = simulate(scenario, hooks=hooks, choices=recorder)
+    except ScenarioError:
+        raise
+    except Exception as error:  # whatever a changed scheduler raises: the fuzzer reports it and goes on
+        verdict = Verdict("fail", EXIT_SAFETY, f"crash: {type(error).__name__}: {error}")
+        return Outcome(verdict, digest("crash", type(error).__name__), Signature("crash", ""), tuple(recorder.tape))
+    verdict = result.verdict
+    pp_size = scenario.cluster.pp_size
+    found = None if verdict.kind == "pass" else Signature(broken(verdict), role_of(verdict, pp_size, result))
+    return Outcome(verdict, run_digest(result.recording), found, tuple(recorder.tape), result)
+
+
+def broken(verdict: Verdict) -> str:
+    """The invariant of a verdict, or a word for what has no number."""
+    if verdict.invariant:
+        return verdict.invariant
+    return "livelock" if verdict.kind == "fail" else "unfinished"
+
+
+def role_of(verdict: Verdict, pp_size: int, result: SimulationResult) -> str:
+    """Whether the first, the last or a middle stage is named."""
+    if verdict.rank is None:
+        return ""
+    stage = verdict.rank // result.setting.scenario.cluster.tp_replicas
+    if stage == 0:
+        return "first"
+    return "last" if stage == pp_size - 1 else "middle"

@@ -1,0 +1,75 @@
+"""Fuzz profiles: which features an experiment of a campaign may use.
+
+Swarm testing: every example switches some of its profile's features off, because a bug that needs many retractions is
+not found where every request is aborted first. ``all`` uses everything that does not exclude each other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ppsim.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """``roles`` are the server roles an example is drawn from; ``features`` are those it may switch on."""
+
+    name: str
+    roles: tuple[str, ...]
+    features: tuple[str, ...]
+    always: tuple[str, ...] = ()  # features that no example of this profile switches off
+
+
+BASE = (
+    "chunks",
+    "prefixes",
+    "pages",
+    "tight_pool",
+    "depth",
+    "replicas",
+    "stops",
+    "jitter",
+    "host",
+    "skip_rule",
+    "long_outputs",
+)
+POLICY = ("mixed", "lpm", "decode_interval", "no_radix", "small_slots", "few_rows", "uneven_pools", "early_hidden")
+DELAYS = ("delays", "listed")
+
+PROFILES: dict[str, Profile] = {
+    p.name: p
+    for p in (
+        Profile("plain", ("plain",), (*BASE, *POLICY)),
+        Profile("chunked", ("plain",), (*BASE, "mixed", "small_slots", "few_rows"), ("chunks",)),
+        Profile("abort", ("plain",), (*BASE, *POLICY, "aborts", "abort_all", "flush", "timeouts"), ("aborts",)),
+        Profile("pd", ("prefill", "decode"), (*BASE, *DELAYS, "aborts", "abort_all", "ring_bootstrap", "failures")),
+        Profile("grammar", ("plain",), (*BASE, *DELAYS, "grammar", "aborts", "failures"), ("grammar",)),
+        Profile("blocking", ("plain",), (*BASE, "aborts", "rendezvous", "parity"), ("rendezvous", "parity")),
+        Profile(
+            "all",
+            ("plain", "prefill", "decode"),
+            (
+                *BASE,
+                *POLICY,
+                *DELAYS,
+                "aborts",
+                "abort_all",
+                "flush",
+                "timeouts",
+                "grammar",
+                "ring_bootstrap",
+                "failures",
+                "rendezvous",
+                "parity",
+            ),
+        ),
+    )
+}
+
+
+def profile_named(name: str) -> Profile:
+    """A profile by name. Raises UsageError that lists the known ones."""
+    if name not in PROFILES:
+        raise UsageError(f"unknown profile {name!r}; there are: {', '.join(PROFILES)}")
+    return PROFILES[name]

@@ -1,0 +1,205 @@
+"""Shrinking: the smallest experiment that still shows the same bug.
+
+Coarse before fine: requests, then faults (aborts, flushes, observations, clocks, jitter), then ranks and slots, then
+features and numbers, then the choices of the tape. A candidate counts only if it is a valid scenario and its run fails
+with the same signature (invariant and rank role), so the bug cannot turn into another one on the way.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from ppsim.errors import ScenarioError
+from ppsim.fuzz.experiment import Experiment, MakeHooks, Signature, is_valid, run_experiment
+
+Candidate = Callable[[Experiment], Iterator[Experiment]]
+MAX_RUNS = 600
+
+DEFAULTS: tuple[tuple[str, str, Any], ...] = (
+    ("links", "send", "eager"),
+    ("links", "jitter_us", 0.0),
+    ("links", "latency_us", 0.0),
+    ("host", "schedule_us", 0.0),
+    ("host", "process_us", 0.0),
+    ("scheduler", "exchange_order", "send_first"),
+    ("scheduler", "hidden_send", "after_harvest"),
+    ("scheduler", "enable_mixed_chunk", False),
+    ("scheduler", "schedule_policy", "fcfs"),
+    ("scheduler", "prefill_decode_interval", 0),
+    ("scheduler", "disable_radix_cache", False),
+    ("scheduler", "skip_pure_chunked_output_comm", False),
+    ("scheduler", "page_size", 1),
+    ("scheduler", "max_running_requests", 16),
+    ("scheduler", "pp_max_micro_batch_size", 4),
+    ("scheduler", "chunked_prefill_size", 64),
+    ("scheduler", "max_total_tokens", 400),
+    ("observations", "max_delay", 0),
+)
+
+
+@dataclass(slots=True)
+class Shrinker:
+    """Greedy descent; ``runs`` counts the experiments that were tried."""
+
+    signature: Signature
+    hooks: MakeHooks | None
+    max_runs: int = MAX_RUNS
+    runs: int = 0
+
+    def shrink(self, experiment: Experiment) -> Experiment:
+        """Apply all passes until none of them finds anything smaller."""
+        best = experiment
+        while True:
+            before = best.key()
+            for candidates in PASSES:
+                best = self._descend(best, candidates)
+            if best.key() == before or self.runs >= self.max_runs:
+                return best
+
+    def _descend(self, best: Experiment, candidates: Candidate) -> Experiment:
+        improved = True
+        while improved and self.runs < self.max_runs:
+            improved = False
+            for candidate in candidates(best):
+                if candidate.key() != best.key() and self._same_bug(candidate):
+                    best, improved = candidate, True
+                    break
+        return best
+
+    def _same_bug(self, candidate: Experiment) -> bool:
+        if self.runs >= self.max_runs or not is_valid(candidate):
+            return False
+        self.runs += 1
+        try:
+            return run_experiment(candidate, self.hooks).signature == self.signature
+        except ScenarioError:
+            return False
+
+
+def edited(experiment: Experiment, edit: Callable[[dict[str, Any]], None]) -> Experiment:
+    raw = copy.deepcopy(experiment.raw)
+    edit(raw)
+    return Experiment(raw, experiment.tape)
+
+
+def without_items(section: str, key: str) -> Candidate:
+    """Drop halves, then single entries of a list; at least one request stays."""
+
+    def candidates(e: Experiment) -> Iterator[Experiment]:
+        items = e.raw.get(section, {}).get(key, [])
+        least = 1 if key == "requests" else 0
+        size = len(items) // 2
+        while size >= 1:
+            for start in range(0, len(items), size):
+                rest = items[:start] + items[start + size :]
+                if len(rest) >= least and len(rest) < len(items):
+                    yield edited(e, lambda raw, rest=rest: raw[section].__setitem__(key, rest))  # type: ignore[misc]
+            size //= 2
+        if items and not least:
+            yield edited(e, lambda raw: raw[section].pop(key))
+
+    return candidates
+
+
+def without_sections(e: Experiment) -> Iterator[Experiment]:
+    """Drop whole sections of surroundings."""
+    for name in ("faults", "timeouts", "observations"):
+        if name in e.raw:
+            yield edited(e, lambda raw, name=name: raw.pop(name))  # type: ignore[misc]
+
+
+def fewer_ranks(e: Experiment) -> Iterator[Experiment]:
+    """Smaller pipelines; lists with an entry for each rank are cut with them."""
+    cluster = e.raw["cluster"]
+    for pp_size in range(1, cluster["pp_size"]):
+        yield edited(e, lambda raw, p=pp_size: resize(raw, p, cluster.get("tp_replicas", 1)))  # type: ignore[misc]
+    if cluster.get("tp_replicas", 1) > 1:
+        yield edited(e, lambda raw: resize(raw, cluster["pp_size"], 1))
+    for depth in range(cluster.get("pp_async_batch_depth", 0)):
+        yield edited(e, lambda raw, d=depth: raw["cluster"].__setitem__("pp_async_batch_depth", d))  # type: ignore[misc]
+
+
+def resize(raw: dict[str, Any], pp_size: int, replicas: int) -> None:
+    before = raw["cluster"]["pp_size"] * raw["cluster"].get("tp_replicas", 1)
+    after = pp_size * replicas
+    raw["cluster"].update(pp_size=pp_size, tp_size=replicas, tp_replicas=replicas)
+    pool = raw["scheduler"].get("max_total_tokens")
+    if isinstance(pool, list):
+        raw["scheduler"]["max_total_tokens"] = pool[:pp_size]
+    for entry in raw.get("observations", {}).get("listed", ()):
+        # Keep the first and the last rank: the bug is most often between the two ends.
+        entry["at"] = [*entry["at"][: after - 1], entry["at"][before - 1]] if after > 1 else entry["at"][:1]
+    skew = raw.get("faults", {}).get("clock_skew_ms")
+    if skew:
+        raw["faults"]["clock_skew_ms"] = skew[:after]
+
+
+def default_features(e: Experiment) -> Iterator[Experiment]:
+    """Switch features off, one at a time."""
+    for section, key, value in DEFAULTS:
+        if key in e.raw.get(section, {}) and e.raw[section][key] != value:
+            yield edited(e, lambda raw, s=section, k=key, v=value: raw[s].__setitem__(k, v))  # type: ignore[misc]
+    for i, request in enumerate(e.raw["workload"].get("requests", ())):
+        for key in ("prefix_blocks", "stop_after", "return_logprob", "grammar"):
+            if key in request:
+                yield edited(e, lambda raw, i=i, k=key: raw["workload"]["requests"][i].pop(k))  # type: ignore[misc]
+
+
+def smaller_numbers(e: Experiment) -> Iterator[Experiment]:
+    """Lengths, iterations and delays towards their smallest value: at once, by half, by one."""
+    for path, value, least in numbers(e.raw):
+        for smaller in dict.fromkeys((least, (value + least) // 2, value - 1)):
+            if least <= smaller < value:
+                yield edited(e, lambda raw, p=path, v=smaller: assign(raw, p, v))  # type: ignore[misc]
+
+
+def numbers(raw: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], int, int]]:
+    """(path, value, smallest value) of everything that can be made smaller."""
+    for i, request in enumerate(raw["workload"].get("requests", ())):
+        for key, least in (("output", 1), ("prompt", 1), ("at_iteration", 0), ("stop_after", 1)):
+            if key in request:
+                yield ("workload", "requests", i, key), request[key], least
+    for key in ("aborts", "flushes"):
+        for i, entry in enumerate(raw["workload"].get(key, ())):
+            if "at_iteration" in entry:
+                yield ("workload", key, i, "at_iteration"), entry["at_iteration"], 0
+    for i, entry in enumerate(raw.get("observations", {}).get("listed", ())):
+        for k, at in enumerate(entry["at"]):
+            yield ("observations", "listed", i, "at", k), at, 0
+
+
+def assign(raw: Any, path: tuple[Any, ...], value: int) -> None:
+    for part in path[:-1]:
+        raw = raw[part]
+    raw[path[-1]] = value
+
+
+def simpler_tape(e: Experiment) -> Iterator[Experiment]:
+    """Shorter, then zeros, then smaller choices."""
+    tape = e.tape
+    while tape and tape[-1] == 0:
+        tape = tape[:-1]
+    yield Experiment(e.raw, tape)
+    for length in dict.fromkeys((0, len(tape) // 2, len(tape) - 1)):
+        if 0 <= length < len(tape):
+            yield Experiment(e.raw, tape[:length])
+    for i, value in enumerate(tape):
+        for smaller in dict.fromkeys((0, value // 2, value - 1)):
+            if 0 <= smaller < value:
+                yield Experiment(e.raw, (*tape[:i], smaller, *tape[i + 1 :]))
+
+
+PASSES: tuple[Candidate, ...] = (
+    without_items("workload", "requests"),
+    without_items("workload", "aborts"),
+    without_items("workload", "flushes"),
+    without_items("observations", "listed"),
+    without_sections,
+    fewer_ranks,
+    default_features,
+    smaller_numbers,
+    simpler_tape,
+)
