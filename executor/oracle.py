@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from executor.model import FAMILIES, dtype_of, random_config
-from executor.weights import RandomWeights, fill
+from executor.weights import RandomWeights
 from ppsim.scenario.tree import Scenario
 
 
@@ -27,7 +27,9 @@ class Oracle:
         else:
             self.model = cls(random_config(model, scenario.scheduler.context_length))
             weights = RandomWeights(scenario.seed)
-            fill(self.model, weights, tied=model.tie_word_embeddings, dtype=dtype, device=torch.device("cpu"))
+            self.model.to(dtype)
+            for name, parameter in self.model.named_parameters():  # a tied head is not among them
+                parameter.data.copy_(weights.tensor(name, tuple(parameter.shape)))
         self.model.eval()
         self.model.generation_config.eos_token_id = None
         self.model.generation_config.pad_token_id = 0
