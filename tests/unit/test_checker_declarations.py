@@ -150,6 +150,12 @@ def test_two_values_are_shown_alike_exactly_where_they_are_equal(a: object, b: o
     assert (render(a) == render(b)) == (canonical(a) == canonical(b))
 
 
+def test_token_bytes_are_shown_by_length_and_digest() -> None:
+    assert render(b"abcd").startswith("<4 bytes ")
+    assert render(b"abcd") != render(b"abce")
+    assert len(render(bytes(10**6))) < 40
+
+
 def test_frozen_records_are_shown_by_their_fields() -> None:
     assert render(AbortReq("R1", reason="late")) == "AbortReq(rid='R1', abort_all=False, reason='late')"
     assert render(Agreed(("a",), "vote")) == "Agreed(value=['a'], origin='vote')"
