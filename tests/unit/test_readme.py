@@ -1,0 +1,82 @@
+"""Law: what the README shows is what the commands print, digests and elided lines ("...") apart.
+
+Blocks with ``make test`` or ``ppsim exec`` are not run here: the first is this test's own caller, and the second is
+compared with the simulator in ``tests/executor``.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from ppsim.cli.entry import app
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```console\n(.*?)```", README, re.DOTALL)
+
+
+def session(block: str) -> list[tuple[str, list[str]]]:
+    """Commands of a block, each with the lines that it is said to print."""
+    steps: list[tuple[str, list[str]]] = []
+    for line in block.splitlines():
+        if line.startswith("$ "):
+            steps.append((line[2:], []))
+        else:
+            steps[-1][1].append(line)
+    return steps
+
+
+def masked(lines: list[str]) -> list[str]:
+    return [re.sub(r"\b[0-9a-f]{16}\b", "DIGEST", line) for line in lines]
+
+
+def printed(command: str) -> list[str]:
+    """What a command prints, stdout and stderr in order."""
+    return CliRunner().invoke(app, shlex.split(command.removeprefix("ppsim "))).output.splitlines()
+
+
+def agrees(shown: list[str], real: list[str]) -> bool:
+    """Equal line by line; a last line "..." stands for all that follows."""
+    if shown and shown[-1] == "...":
+        shown = shown[:-1]
+        real = real[: len(shown)]
+    return masked(shown) == masked(real)
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if "make " not in b and "ppsim exec" not in b])
+def test_a_session_prints_what_the_readme_shows(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for command, shown in session(block):
+        real = printed(command)
+        assert agrees(shown, real), "\n".join([command, *real])
+
+
+@pytest.mark.slow
+def test_make_run_prints_what_the_readme_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    ((command, shown),) = session(BLOCKS[0])
+    assert command == "make run"
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    recipe = re.findall(r"^\t\$\(BIN\)/(ppsim .*)$", makefile.partition("\nrun:")[2].partition("\n\n")[0], re.MULTILINE)
+    real = [line for step in recipe for line in (f".venv/bin/{step}", *printed(step))]
+    assert masked(shown) == masked(real)
+
+
+def test_every_file_the_readme_names_is_there() -> None:
+    pictures = re.findall(r"\]\(([^)]+)\)", README)
+    places = re.findall(r"`((?:ppsim|executor|docs|scenarios|tests)(?:/[\w./]+)?)`", README)
+    assert pictures
+    assert {"ppsim/core", "executor"} <= set(places)
+    for name in [*pictures, *places]:
+        assert (ROOT / name).exists(), name
+
+
+def test_the_commands_that_the_readme_names_exist() -> None:
+    listed = set(re.findall(r"^\| `ppsim (\w+)", README, re.MULTILINE))
+    known = {command.name for command in app.registered_commands} | {group.name for group in app.registered_groups}
+    assert {"run", "exec", "show", "diff", "plot", "list"} <= listed <= known
