@@ -98,8 +98,12 @@ def validate(raw: Mapping[str, Any]) -> Scenario:
 
 def first_problem(error: ValidationError) -> ScenarioError:
     problems = error.errors(include_url=False)
-    problem = min(problems, key=lambda p: p["type"] != "extra_forbidden")
-    where = [str(part) for part in problem["loc"]]
+    first = place_of(min(problems, key=lambda p: p["type"] != "extra_forbidden")["loc"])
+    # A value that may be of several types has a problem for each: the one that sees deepest into it says most.
+    problem = max(
+        (p for p in problems if place_of(p["loc"])[: len(first)] == first), key=lambda p: len(place_of(p["loc"]))
+    )
+    where = place_of(problem["loc"])
     field = ".".join(where)
     if problem["type"] == "extra_forbidden":
         near = get_close_matches(where[-1], sorted(known_keys(where[:-1])), n=1, cutoff=0.5)
@@ -107,6 +111,20 @@ def first_problem(error: ValidationError) -> ScenarioError:
         return ScenarioError(field, "unknown key", f"did you mean {near[0]!r}?" if near else f"known here: {known}")
     came = problem.get("input")
     return ScenarioError(field, f"{problem['msg']}, got {came!r}")
+
+
+def place_of(loc: tuple[int | str, ...]) -> list[str]:
+    """Keys and list positions on the way to a problem; the name of a branch of a union is not one of them."""
+    place: list[str] = []
+    model: type[BaseModel] | None = Scenario
+    for part in loc:
+        if isinstance(part, int):
+            place.append(str(part))
+        elif model is not None:
+            place.append(part)
+            field = model.model_fields.get(part)
+            model = section_in(field.annotation) if field is not None else None
+    return place
 
 
 def known_keys(where: list[str]) -> list[str]:

@@ -132,3 +132,13 @@ def failed(invariant: str, simulated: SimulatedRank, text: str) -> Verdict:
         rank.slot,
         None,
     )
+
+
+def warn_of_refusals(setting: Setting) -> None:
+    """Requests of a trace that could never run are answered and counted; the user is told once."""
+    recording = setting.recording
+    arrived = {a.rid for a in recording.arrivals}
+    refused = [r for r in recording.replies if r.status == "refused" and r.rid in arrived]
+    if refused:
+        first = f"{refused[0].rid}: {refused[0].reason}"
+        recording.warn(f"{len(refused)} of {len(arrived)} requests were refused; first {first}")

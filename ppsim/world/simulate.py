@@ -14,6 +14,7 @@ from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
 from ppsim.planted import hooks_for
 from ppsim.recording import PASS, Recording, Verdict
 from ppsim.recording.schema import VerdictKind
+from ppsim.scenario.fit import check_requests_fit
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
@@ -23,7 +24,7 @@ from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.driver import SimulatedRank
-from ppsim.world.ending import deadlock, leftovers, root_cause
+from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_refusals
 from ppsim.world.facts import Facts
 from ppsim.world.network import Network
 from ppsim.world.setting import Setting
@@ -75,6 +76,7 @@ def simulate(
         return SimulationResult(setting.recording, root_cause(verdict_of(error), setting), setting)
     except Stuck as stuck:
         return SimulationResult(setting.recording, root_cause(stuck.verdict, setting), setting)
+    warn_of_refusals(setting)
     stuck_for_ever = deadlock(setting)
     if stuck_for_ever is not None:
         return SimulationResult(setting.recording, root_cause(stuck_for_ever, setting), setting)
@@ -85,6 +87,8 @@ def simulate(
 def prepare(scenario: Scenario, progress: Callable[[int, int], None] | None, choices: Choices, given: Given) -> Setting:
     """Everything the ranks share."""
     workload = build_workload(scenario)
+    if given.inputs_by_iteration is None:
+        check_requests_fit(scenario, [a.request for a in workload.arrivals])
     cluster, model = scenario.cluster, scenario.model
     recording = Recording(cluster.pp_size, tp_replicas=cluster.tp_replicas, name=scenario.name, seed=scenario.seed)
     for message in workload.warnings:

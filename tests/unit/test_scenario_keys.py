@@ -117,6 +117,7 @@ PREFILL = {
     **QUADRATIC,
     "disaggregation.role": "prefill",
     "observations.max_delay": 3,
+    "host.schedule_us": 100.0,  # an iteration that waits must take some time, or nothing ever becomes visible
     "workload.requests": requests(3, prompt=20, output=1),
 }
 DECODE = {**QUADRATIC, "disaggregation.role": "decode", "disaggregation.num_reserved_decode_tokens": 16}
