@@ -1,7 +1,8 @@
 """new_token_ratio: which part of its remaining tokens a running request is expected to need (protocol.md 4.3).
 
-It starts at ``init``, falls linearly by one step per decode that retracts nothing, never below ``min``, and is set from
-the running set after a retraction. Kept as an exact fraction, so that no rounding can differ between ranks.
+It starts at ``init`` and falls linearly, by one step for each decode that retracts nothing, down to ``min``. A
+retraction sets it from the running set, to any value up to 1; one below ``min`` rises to ``min`` with the next step.
+Kept as an exact fraction, so that no rounding can differ between ranks.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ class NewTokenRatio:
 
     @property
     def value(self) -> Fraction:
+        if self._steps == 0:
+            return self._base
         return max(self._base - self._steps * self.step, self.minimum)
 
     def decay(self) -> None:
