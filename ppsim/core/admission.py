@@ -2,12 +2,15 @@
 
     rem_input   max_prefill_tokens           minus page-ceiled new tokens of what is admitted
     rem_chunk   chunk budget of this batch   minus the same; None: chunking is off
-    rem_total   free + evictable tokens      minus expected decode growth of the slot's running set (times the ratio),
+    rem_total   free + evictable tokens      minus the growth set aside for requests that run already,
                                              minus new tokens, max_new_tokens and a page for what is admitted
     cur_rem     free + evictable tokens      minus new tokens and a page for what is admitted
 
-The decode growth of the other slots is not reserved (as in SGLang, which leans on retraction) unless
-``reserve_all_slots`` is set (open_choices.md).
+What is set aside is ``reserve_decode`` (open_choices.md; docs/decisions/0001-open-choices.md):
+
+    slot        expected decode growth of this slot's running set only. SGLang's rule: it over-admits and leans on
+                retraction, and in the end a request may not fit and is aborted
+    all_slots   every page that any admitted request of the rank may still need. Nothing is retracted or aborted
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from enum import Enum
 
 from ppsim.core.config import RankConfig
 from ppsim.core.pool import Pool
-from ppsim.core.prefix import RadixCache
+from ppsim.core.prefix import Match, RadixCache
 from ppsim.core.ratio import NewTokenRatio
 from ppsim.core.request import Request
 
@@ -40,30 +43,41 @@ class Admitted:
     is_last_chunk: bool
 
 
+def expected_output(config: RankConfig, num_tokens: int) -> int:
+    """Output that admission counts for a request that may make ``num_tokens`` more.
+
+    Clipped as in SGLang, unless every slot's growth is guaranteed: then all of it.
+    """
+    return num_tokens if config.reserve_all_slots else min(num_tokens, config.clip_max_new_tokens)
+
+
+def expected_growth(config: RankConfig, ratio: NewTokenRatio, running: Iterable[Request]) -> int:
+    """Tokens that a slot's running set is expected to need, by the new-token ratio; floored to whole tokens."""
+    clip = config.clip_max_new_tokens
+    growth = sum(min(max(r.spec.max_new_tokens - len(r.output_ids), 0), clip) for r in running)
+    share = ratio.value
+    return growth * share.numerator // share.denominator
+
+
+def full_growth(pool: Pool, holding: Iterable[Request]) -> int:
+    """Tokens of all pages that these requests may still take; the KV of a last token is never written."""
+    pages = sum(pool.pages_for(r.prompt_len + r.spec.max_new_tokens - 1) - len(r.pages) for r in holding)
+    return pages * pool.page_size
+
+
 class PrefillAdder:
-    """Fills one prefill batch. ``reserved`` are the running requests whose decode growth is set aside."""
+    """Fills one prefill batch. ``growth`` tokens are set aside for requests that are not part of it."""
 
     def __init__(
-        self,
-        config: RankConfig,
-        pool: Pool,
-        tree: RadixCache,
-        ratio: NewTokenRatio,
-        reserved: Iterable[Request],
-        chunk_budget: int | None,
-        num_mixed: int,
+        self, config: RankConfig, pool: Pool, tree: RadixCache, growth: int, chunk_budget: int | None, num_mixed: int
     ) -> None:
         self.config, self.pool, self.tree = config, pool, tree
         self.rem_input = config.max_prefill_tokens - num_mixed
         self.rem_chunk = None if chunk_budget is None else chunk_budget - num_mixed
-        clip = config.clip_max_new_tokens
-        growth = sum(min(max(r.spec.max_new_tokens - len(r.output_ids), 0), clip) for r in reserved)
-        share = ratio.value
-        self.total_offset = num_mixed + growth * share.numerator // share.denominator
+        self.total_offset = num_mixed + growth
         self.cur_offset = num_mixed
         self.admitted: list[Admitted] = []
         self.new_chunked: Request | None = None
-        self.cut_by_memory = False  # memory, not the chunk budget, limits the continued chunk
 
     @property
     def available(self) -> int:
@@ -87,32 +101,42 @@ class PrefillAdder:
         new_tokens = min(remaining, budget, self.available + spare)
         if new_tokens <= 0:
             return False
-        is_last = new_tokens == remaining
-        self.cut_by_memory = new_tokens < min(remaining, self.rem_chunk)
-        self._charge(request, new_tokens, is_last)
+        self._charge(request, new_tokens, remaining - new_tokens)
         return True
 
-    def add(self, request: Request, prefix_len: int) -> Result:
-        """Try a waiting request whose first ``prefix_len`` tokens are cached; the caller has locked that prefix."""
+    def add(self, request: Request, found: Match) -> Result:
+        """Try a waiting request that has ``found`` in the cache. An admitted one keeps that prefix locked.
+
+        The budget is looked at twice, as locking takes the prefix out of what could be evicted.
+        """
         config = self.config
         if config.prefill_max_requests is not None and len(self.admitted) >= config.prefill_max_requests:
             return Result.OTHER
-        new_tokens = request.seq_len - prefix_len
+        new_tokens = request.seq_len - found.num_tokens
         remaining_output = max(request.spec.max_new_tokens - len(request.output_ids), 0)
-        total = new_tokens + min(remaining_output, config.clip_max_new_tokens) + config.page_size
+        total = new_tokens + expected_output(config, remaining_output) + config.page_size
         if total >= self.rem_total:
             return Result.NO_TOKEN
-        if self.rem_chunk is None:
-            if self.admitted and self._ceil(new_tokens) >= self.rem_input:
-                return Result.OTHER
-        elif self._ceil(new_tokens) > self.rem_chunk:
-            cut = self._floor(prefix_len + self._floor(self.rem_chunk)) - prefix_len
-            if cut <= 0:
-                return Result.OTHER
-            self._charge(request, cut, False)
-            return self.state()
-        self._charge(request, new_tokens, True)
+        if self.rem_chunk is None and self.admitted and self._ceil(new_tokens) >= self.rem_input:
+            return Result.OTHER
+        self.tree.lock(found.node)
+        result = self._add_locked(request, found.num_tokens, new_tokens, total)
+        if result is not None:
+            self.tree.unlock(found.node)
+            return result
         return self.state()
+
+    def _add_locked(self, request: Request, prefix_len: int, new_tokens: int, total: int) -> Result | None:
+        """Why the request is not admitted; None if it is."""
+        if total >= self.rem_total:
+            return Result.NO_TOKEN
+        cut = new_tokens
+        if self.rem_chunk is not None and self._ceil(new_tokens) > self.rem_chunk:
+            cut = self._floor(prefix_len + self._floor(self.rem_chunk)) - prefix_len
+            if cut <= 0 or self.new_chunked is not None:  # at most one request is cut at any time
+                return Result.OTHER
+        self._charge(request, cut, new_tokens - cut)
+        return None
 
     def state(self) -> Result:
         """Whether there is room for another request."""
@@ -122,17 +146,20 @@ class PrefillAdder:
             return Result.OTHER
         return Result.CONTINUE
 
-    def _charge(self, request: Request, new_tokens: int, is_last: bool) -> None:
+    def _charge(self, request: Request, new_tokens: int, rest: int) -> None:
+        """Take a piece out of the budgets; ``rest`` is what stays of the input for later chunks."""
         ext = self._ceil(new_tokens)
         page = self.config.page_size
-        output = min(request.spec.max_new_tokens, self.config.clip_max_new_tokens) if is_last else 0
+        output = expected_output(self.config, request.spec.max_new_tokens)
+        if rest:
+            output = rest + output if self.config.reserve_all_slots else 0
         self.rem_input -= ext
         if self.rem_chunk is not None:
             self.rem_chunk -= ext
         self.total_offset += ext + output + page
         self.cur_offset += ext + page
-        self.admitted.append(Admitted(request, new_tokens, is_last))
-        if not is_last:
+        self.admitted.append(Admitted(request, new_tokens, not rest))
+        if rest:
             self.new_chunked = request
 
     def _ceil(self, num_tokens: int) -> int:

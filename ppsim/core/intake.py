@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ppsim.core.admission import expected_output
 from ppsim.core.agreed import Agreed
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.config import RankConfig
@@ -184,7 +185,7 @@ class Intake:
         if refusal:
             return refusal
         capacity = self.kv.pool.capacity_tokens
-        reserve = request.prompt_len + min(spec.max_new_tokens, config.clip_max_new_tokens) + config.page_size
+        reserve = request.prompt_len + expected_output(config, spec.max_new_tokens) + config.page_size
         if reserve >= capacity or total - 1 > capacity:
             return (
                 f"{request.prompt_len} prompt + {spec.max_new_tokens} new tokens + one page never fit the KV pool of "

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from ppsim.core.admission import PrefillAdder, Result
+from ppsim.core.admission import PrefillAdder, Result, expected_growth, full_growth
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.batch import ForwardBatch, Mode, Piece
 from ppsim.core.config import RankConfig
@@ -110,38 +110,35 @@ class Scheduler(Intake):
         return self._launch_prefill(slot, iteration, adder)
 
     def _adder(self, slot: Slot, num_mixed: int) -> PrefillAdder:
-        reserved = (
-            [r for s in self.slots.slots for r in s.running] if self.config.reserve_all_slots else list(slot.running)
-        )
+        if self.config.reserve_all_slots:
+            others = (r for r in self.requests.values() if r.req_slot is not None and r is not self.chunked)
+            growth = full_growth(self.kv.pool, others)
+        else:
+            growth = expected_growth(self.config, self.ratio, slot.running)
         budget = self.config.chunked_prefill_size
         if budget is not None and self.chunked is not None:
             done = self.chunked.kv_len
             budget = self.hooks.chunk_size(self, done, planned_chunk(self.config, done))
         self.last_chunk_budget = budget
-        return PrefillAdder(self.config, self.kv.pool, self.kv.tree, self.ratio, reserved, budget, num_mixed)
+        return PrefillAdder(self.config, self.kv.pool, self.kv.tree, growth, budget, num_mixed)
 
     def _admit_waiting(self, slot: Slot, adder: PrefillAdder) -> None:
         """Try waiting requests in order until one does not fit; admitted ones get their row and cached prefix."""
         taken: list[Request] = []
         for request in self.waiting:
-            if adder.new_chunked is not None:
-                break
             if self.num_places(slot, len(adder.admitted), len(taken)) <= 0:
                 self.note("no free row" if len(self.kv.free_rows) <= len(taken) else "batch is full")
                 slot.batch_is_full = True
             if slot.batch_is_full:
                 break
             found = self.kv.match(request)
-            self.kv.tree.lock(found.node)
             before = len(adder.admitted)
-            result = adder.add(request, found.num_tokens)
+            result = adder.add(request, found)
             if len(adder.admitted) > before:
                 # Rows and prefixes are handed out below: num_places counts them through ``taken``.
                 taken.append(request)
                 request.last_node, request.num_cached_tokens = found.node, found.num_tokens
                 request.pages = found.pages
-            else:
-                self.kv.tree.unlock(found.node)
             if result is Result.NO_TOKEN:
                 self.note("no token")
                 slot.batch_is_full = True
