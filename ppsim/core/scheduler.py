@@ -216,13 +216,11 @@ class Scheduler(Intake):
         return self._batch(slot, iteration, Mode.DECODE, rows)
 
     def _decode_fits(self, running: list[Request]) -> bool:
-        """Whether one more token each can be had; evicts only what is missing."""
+        """Evict only what is missing for one more token each; whether that was enough (protocol.md 4.5)."""
         page = self.config.page_size
         need = sum(1 for r in running if r.kv_len % page == 0)
-        if need * page > self.kv.available_tokens:
-            return False
         self.kv.evict_for(need)
-        return True
+        return need <= self.kv.pool.num_free_pages
 
     def _retract(self, slot: Slot, retracted: list[str]) -> None:
         """Pop the least preferred request until the rest fits; abort the last one if even that does not."""
