@@ -187,11 +187,13 @@ class Scheduler(Intake):
 
     def _mix_decode(self, slot: Slot, rows: list[Row]) -> bool:
         """Append the slot's decode set to a prefill batch, one token each (protocol.md 4.8)."""
-        slot.running = [r for r in slot.running if r.state is State.DECODE]
-        extends = [row.request for row in rows]
-        if not slot.running or any(r.spec.return_logprob for r in slot.running + extends):
+        before = len(slot.running)
+        if not before or any(r.spec.return_logprob for r in slot.running + [row.request for row in rows]):
             return False
-        if not self._decode_fits(slot.running):
+        slot.running = [r for r in slot.running if r.state is State.DECODE]
+        if self.hooks.clears_full_flag(slot, len(slot.running) < before):
+            slot.batch_is_full = False
+        if not slot.running or not self._decode_fits(slot.running):
             return False
         for request in slot.running:
             rows.append(self._grow_one(request))

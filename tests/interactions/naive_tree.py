@@ -42,9 +42,11 @@ class NaiveTree:
         self.now += 1
         key = self.whole_pages(tokens)
         found: Tokens = ()
-        for n in range(0, len(key) + 1, self.page):
-            if any(span.path[:n] == key[:n] for span in self.spans):
-                found = key[:n]
+        for span in self.spans:
+            n = min(len(key), len(span.path))
+            while span.path[:n] != key[:n]:
+                n -= self.page
+            found = max(found, key[:n], key=len)
         for span in list(self.spans):
             end = min(len(span.path), len(found))
             if span.start < end and span.path[:end] == found[:end]:

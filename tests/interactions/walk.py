@@ -13,17 +13,17 @@ from ppsim.core.tokens import unpack
 
 def nodes(tree: RadixCache) -> Iterator[tuple[Node, tuple[int, ...]]]:
     """Every node but the root, with the tokens of its whole path."""
-    stack: list[tuple[Node, tuple[int, ...]]] = [(tree.root, ())]
+    stack = [(child, tuple(unpack(child.key))) for child in tree.root.children.values()]
     while stack:
         node, path = stack.pop()
-        if node is not tree.root:
-            yield node, path
+        yield node, path
         stack += [(child, path + tuple(unpack(child.key))) for child in node.children.values()]
 
 
 def picture(tree: RadixCache) -> list[tuple[int, tuple[int, ...], bool]]:
     """(start, path, locked) of every node, sorted, as ``NaiveTree.picture``."""
-    return sorted((len(path) - len(unpack(node.key)), path, node.lock_ref > 0) for node, path in nodes(tree))
+    page = tree.pool.page_size
+    return sorted((len(path) - len(node.pages) * page, path, node.lock_ref > 0) for node, path in nodes(tree))
 
 
 def holders(tree: RadixCache, requests: Iterable[Request]) -> Counter[int]:
@@ -40,12 +40,13 @@ def ownership_problem(pool: Pool, tree: RadixCache, requests: Iterable[Request])
     """Empty if the pool's reference counts are exactly what walking finds, and no page is lost or doubled."""
     count = holders(tree, requests)
     for page in range(1, pool.num_pages + 1):
-        if pool.refs(page) != count[page]:
+        if pool.refs(page) != count.get(page, 0):
             return f"page {page}: the pool counts {pool.refs(page)} holders, walking finds {count[page]}"
     if len(count) + pool.num_free_pages != pool.num_pages:
         return f"{len(count)} held + {pool.num_free_pages} free pages of {pool.num_pages}"
-    evictable = sum(len(node.pages) for node, _ in nodes(tree) if node.lock_ref == 0) * pool.page_size
-    protected = sum(len(node.pages) for node, _ in nodes(tree) if node.lock_ref > 0) * pool.page_size
+    sizes = [(len(node.pages) * pool.page_size, node.lock_ref > 0) for node, _ in nodes(tree)]
+    evictable = sum(size for size, locked in sizes if not locked)
+    protected = sum(size for size, locked in sizes if locked)
     if (tree.evictable_tokens, tree.protected_tokens) != (evictable, protected):
         return (
             f"the tree counts {tree.evictable_tokens} evictable and {tree.protected_tokens} protected tokens, "
