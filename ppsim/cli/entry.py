@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from ppsim.cli import bugs, diff, execute, fuzz, listing, plot, replay, run, show
+from ppsim.cli import bugs, diff, execute, explore, fuzz, listing, plot, replay, run, show
 from ppsim.cli.guard import EXIT_INTERRUPTED, say
 
 EPILOG = (
@@ -35,6 +35,7 @@ app.command("plot")(plot.plot)
 app.command("fuzz")(fuzz.fuzz)
 app.command("replay")(replay.replay)
 app.command("bugs")(bugs.bugs)
+app.command("explore")(explore.explore)
 app.add_typer(listing.app, name="list")
 
 

@@ -1,0 +1,105 @@
+"""``ppsim explore``: every execution of a small scenario within stated bounds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ppsim.cli.guard import guarded, say
+from ppsim.cli.options import BugOption, JsonOption, PluginOption, ScenarioArg, SetOption, scenario_of
+
+if TYPE_CHECKING:
+    from ppsim.fuzz.explore import Exploration
+
+
+@guarded
+def explore(
+    scenario: ScenarioArg,
+    bound: Annotated[
+        list[str] | None,
+        typer.Option("--bound", metavar="WHAT=N", help="delays=KIND:N, aborts=N or executions=N. Repeatable."),
+    ] = None,
+    overrides: SetOption = None,
+    bugs: BugOption = None,
+    plugin: PluginOption = None,
+    budget: Annotated[float | None, typer.Option("--budget", metavar="SECONDS", help="Stop after so long.")] = None,
+    as_json: JsonOption = False,
+) -> int:
+    """Prove it for a small configuration: run every combination of abort times and observation delays."""
+    from ppsim.errors import EXIT_UNKNOWN, UsageError
+    from ppsim.fuzz.explore import explore as run_all
+    from ppsim.fuzz.explore import parse_bounds
+    from ppsim.planted import hooks_for, load_plugin
+
+    loaded = scenario_of(scenario, None, None, overrides)
+    if loaded.workload.source != "requests":
+        raise UsageError(f"{loaded.name}: explore needs scripted requests (workload.source = 'requests')")
+    if budget is not None and budget <= 0:
+        raise UsageError(f"--budget {budget:g}: must be more than 0 seconds")
+    bounds = parse_bounds(bound or [])
+    hooks = hooks_for([*(bugs or []), *loaded.bugs], load_plugin(plugin) if plugin else None)
+    raw = loaded.model_dump(mode="json", exclude_unset=True)
+    raw.pop("bugs", None)
+    found = run_all(raw, bounds, hooks, budget_s=budget)
+    saved = [save_finding(found, i, loaded.name, tuple(bugs or ()), plugin) for i in range(len(found.findings))]
+    if as_json:
+        print(json.dumps(as_dict(found, saved)))
+    else:
+        print_exploration(found, saved)
+    if found.findings:
+        return found.findings[0][1].verdict.exit_code
+    return 0 if found.complete else EXIT_UNKNOWN
+
+
+def save_finding(found: Exploration, index: int, name: str, bugs: tuple[str, ...], plugin: str | None) -> str:
+    from ppsim.fuzz.repro import Repro, save
+
+    experiment, outcome = found.findings[index]
+    assert outcome.signature is not None
+    path = Path("runs") / f"explore-{name.replace('/', '-')}" / f"repro_{index}.json"
+    save(path, Repro(experiment, outcome.signature, outcome.digest, outcome.verdict.iteration, bugs, plugin))
+    say(f"saved {path}")
+    return str(path)
+
+
+def as_dict(found: Exploration, saved: list[str]) -> dict[str, Any]:
+    return {
+        "verdict": "fail" if found.findings else "pass" if found.complete else "unknown",
+        "complete": found.complete,
+        "executions": found.executions,
+        "distinct_executions": len(found.runs),
+        "states": len(found.states),
+        "bounds": {
+            "delays": found.bounds.delays,
+            "aborts": found.bounds.aborts,
+            "executions": found.bounds.executions,
+            "sentence": found.bounds.sentence(),
+        },
+        "seconds": round(found.seconds, 3),
+        "findings": [
+            {
+                "invariant": outcome.signature.invariant if outcome.signature else None,
+                "message": outcome.verdict.message,
+                "repro": path,
+            }
+            for (_, outcome), path in zip(found.findings, saved, strict=True)
+        ],
+    }
+
+
+def print_exploration(found: Exploration, saved: list[str]) -> None:
+    """What was run, what that proves, and what exactly was bounded."""
+    runs = f"{found.executions} executions ({len(found.runs)} distinct), {len(found.states)} states"
+    for (_, outcome), path in zip(found.findings, saved, strict=True):
+        print(outcome.verdict.message)
+        print(f"replay  ppsim replay {path}")
+    if found.findings:
+        print(f"FAIL  after {runs}, {found.seconds:.1f} s")
+    elif found.complete:
+        print(f"PASS  no violation in all {runs}, {found.seconds:.1f} s")
+    else:
+        print(f"UNKNOWN  no violation in the first {runs}, {found.seconds:.1f} s; the exploration is not complete")
+    print(f"bounds  {found.bounds.sentence()}")

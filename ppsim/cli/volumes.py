@@ -1,0 +1,48 @@
+"""``ppsim volumes``: what crosses the links in one forward pass, for the three ways to cut a model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ppsim.cli.guard import guarded
+from ppsim.cli.options import JsonOption
+
+GB = 1e9
+
+
+@guarded
+def volumes(
+    model: Annotated[str, typer.Option("--model", help="A known model, a config.json, or a folder with one.")],
+    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of a sequence.")] = 131072,
+    batch: Annotated[int, typer.Option("--batch", help="Sequences.")] = 1,
+    tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.")] = 8,
+    cp: Annotated[int, typer.Option("--cp", help="Context-parallel ranks.")] = 8,
+    pp: Annotated[int, typer.Option("--pp", help="Pipeline stages.")] = 4,
+    element_bytes: Annotated[float, typer.Option("--bytes", help="Bytes of an element: 1 is FP8, 2 is BF16.")] = 1.0,
+    as_json: JsonOption = False,
+) -> int:
+    """Bytes per forward pass for TP, CP and PP, and the ratio 4 L / (P-1)."""
+    from ppsim.cost.collectives import volumes as compute
+    from ppsim.cost.config_json import load_model
+
+    found = compute(
+        load_model(model), tokens, batch=batch, tp_size=tp, cp_size=cp, pp_size=pp, element_bytes=element_bytes
+    )
+    if as_json:
+        finite = found.pp_bytes > 0
+        ratios = {
+            "tp_over_pp": found.tp_over_pp if finite else None,
+            "cp_over_pp": found.cp_over_pp if finite else None,
+        }
+        print(json.dumps({**asdict(found), **ratios}, allow_nan=False))
+        return 0
+    print(f"{found.model}: {found.num_layers} layers, {batch} x {tokens} tokens, {element_bytes:g} bytes an element")
+    print(f"{'cut':<4} {'ranks':>5} {'formula':<14} {'saturated GB':>13} {'exact GB':>10}")
+    for (way, formula, saturated, exact), ranks in zip(found.rows(), (tp, cp, pp)):
+        print(f"{way:<4} {ranks:>5} {formula:<14} {saturated / GB:>13.2f} {exact / GB:>10.2f}")
+    print(f"TP over PP: 4 L / (P-1) = {found.tp_over_pp:.1f}; CP over PP: {found.cp_over_pp:.1f}")
+    return 0
