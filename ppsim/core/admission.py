@@ -78,6 +78,7 @@ class PrefillAdder:
         self.cur_offset = num_mixed
         self.admitted: list[Admitted] = []
         self.new_chunked: Request | None = None
+        self.cut_by_memory = False  # memory, not the chunk budget, limits the continued chunk
 
     @property
     def available(self) -> int:
@@ -99,6 +100,7 @@ class PrefillAdder:
             budget = self.rem_chunk
         spare = len(request.pages) * self.pool.page_size - request.kv_len  # rest of its last page
         new_tokens = min(remaining, budget, self.available + spare)
+        self.cut_by_memory = new_tokens < min(remaining, self.rem_chunk)
         if new_tokens <= 0:
             return False
         self._charge(request, new_tokens, remaining - new_tokens)
