@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppsim.errors import UsageError
-from ppsim.sglang.launch import read_launch, to_scenario
+from ppsim.sglang.launch import LaunchLine, read_launch, to_scenario
 from ppsim.sglang.logs import LogReport, read_log
 from tests.unit._sglang_index import MISSING, Row, rows
 
@@ -41,12 +41,16 @@ def check_log(text: str) -> LogReport:
     return report
 
 
-def check_launch(text: str) -> None:
+def refused(text: str) -> tuple[str, list[LaunchLine]]:
     try:
-        lines = read_launch(text)
+        return "", read_launch(text)
     except UsageError as error:
-        assert str(error).startswith("launch line: ")
-        return
+        return str(error), []
+
+
+def check_launch(text: str) -> None:
+    message, lines = refused(text)
+    assert (not lines) == message.startswith("launch line: ")
     for line in lines:
         line.to_dict()
         assert all(1 <= note.line <= text.count("\n") + 1 for note in [*line.warnings, *line.errors])

@@ -1,4 +1,4 @@
-"""Launch lines as people write them. The oracle is the ``expect`` column of the shared table, not the reader's output."""
+"""Launch lines as people write them. The oracle is the ``expect`` column of the shared table, not the output."""
 
 from __future__ import annotations
 
@@ -212,33 +212,57 @@ def test_every_launch_line_becomes_overrides_that_the_tree_takes(row: Row) -> No
 WRAPPED = {
     "a plain command": "python3 -m sglang.launch_server --model-path m --tp-size 8 --pp-size 2",
     "a user's prompt": "ubuntu@gpu-01:~/work$ python3 -m sglang.launch_server --model-path m --tp-size 8 --pp-size 2",
+    "a prompt without a blank": "$sglang serve --model-path m --tp-size 8 --pp-size 2",
     "root's prompt": "root@abc:/workspace# sglang serve --model-path m --tp-size 8 --pp-size 2",
     "an environment's prompt": "(venv) $ sglang serve --model-path m --tp-size 8 --pp-size 2",
     "prompts on continuation lines": "$ sglang serve \\\n>   --model-path m \\\n>   --tp-size 8 --pp-size 2",
     "a quoted mail": "> sglang serve --model-path m \\\n>   --tp-size 8 --pp-size 2",
-    "a fence in prose": "I run this:\n```bash\nsglang serve --model-path m --tp-size 8 --pp-size 2\n```\nit doesn't work",
+    "a fence in prose": (
+        "I run this:\n```bash\nsglang serve --model-path m --tp-size 8 --pp-size 2\n```\nit doesn't work"
+    ),
     "a label": "Node 0: python3 -m sglang.launch_server --model-path m --tp-size 8 --pp-size 2",
     "long dashes": "sglang serve \u2014model-path m \u2013tp-size 8 \u2014pp-size 2",
     "curly quotes": "sglang serve --model-path \u201cm\u201d --tp-size 8 --pp-size 2",
     "a comment inside": "sglang serve \\\n  --model-path m \\\n  # --tp-size 4 \\\n  --tp-size 8 --pp-size 2",
     "blanks behind a backslash": "sglang serve \\ \n --model-path m --tp-size 8 \\   # one node\n --pp-size 2",
     "Windows' continuation": "sglang serve ^\r\n --model-path m ^\r\n --tp-size 8 --pp-size 2",
-    "bash -c in a container": 'docker run lmsysorg/sglang bash -c "sglang serve --model-path m --tp-size 8 --pp-size 2"',
+    "bash -c in a container": (
+        'docker run lmsysorg/sglang bash -c "sglang serve --model-path m --tp-size 8 --pp-size 2"'
+    ),
     "slurm": "srun -N 2 bash -lc 'cd /x && python3 -m sglang.launch_server --model-path m --tp-size 8 --pp-size 2'",
     "an array of arguments": 'A=(--tp-size 8)\nA+=(--pp-size 2)\nsglang serve --model-path m "${A[@]}"',
     "a string of arguments": 'A="--tp-size 8 --pp-size 2"\nsglang serve --model-path m $A',
     "a default in a variable": "sglang serve --model-path ${MODEL:-m} --tp-size ${TP:-8} --pp-size ${PP:-2}",
     "variables": "export TP=8\nPP=2\nsglang serve --model-path m --tp-size $TP --pp-size ${PP}",
-    "a Dockerfile": 'CMD ["python3", "-m", "sglang.launch_server", "--model-path", "m", "--tp-size", "8", "--pp-size=2"]',
-    "a systemd unit": "[Service]\nExecStart=/opt/bin/python -m sglang.launch_server \\\n --model-path m --tp-size 8 --pp-size 2",
-    "a subprocess call": 'run([\n "python3", "-m", "sglang.launch_server",\n "--model-path", "m",\n "--tp-size", "8", "--pp-size", "2",\n])',
+    "a Dockerfile": (
+        'CMD ["python3", "-m", "sglang.launch_server", "--model-path", "m", "--tp-size", "8", "--pp-size=2"]'
+    ),
+    "a systemd unit": (
+        "[Service]\nExecStart=/bin/python -m sglang.launch_server \\\n --model-path m --tp-size 8 --pp-size 2"
+    ),
+    "a subprocess call": (
+        'run([\n "python3", "-m", "sglang.launch_server",\n "--model-path", "m",\n "--tp-size", "8", '
+        '"--pp-size", "2",\n])'
+    ),
     "the Python interface": "llm = sgl.Engine(\n    model_path='m',\n    tp_size=8,\n    pp_size=2,\n)",
     "a configuration file": "model-path: m\ntensor-parallel-size: 8\npipeline-parallel-size: 2  # stages\n",
-    "JSON": '{"command": ["python3", "-m", "sglang.launch_server"], "args": ["--model-path", "m", "--tp-size", "8", "--pp-size", "2"]}',
+    "JSON": (
+        '{"command": ["python3", "-m", "sglang.launch_server"], "args": ["--model-path", "m", "--tp-size", '
+        '"8", "--pp-size", "2"]}'
+    ),
     "a description in JSON": '{"model_path": "m", "tp_size": 8, "pp_size": 2}',
-    "a Kubernetes list": "args:\n- --model-path=m\n- --tp-size\n- '8'\n- --pp-size=2\ncommand:\n- python3\n- -m\n- sglang.launch_server",
-    "a folded block": "command: [sh, -c]\nargs:\n  - >\n    python3 -m sglang.launch_server\n    --model-path m\n    --tp-size $(TP)\n    --pp-size 2\nenv:\n  - name: TP\n    value: '8'",
-    "compose": "entrypoint: python3 -m sglang.launch_server\ncommand:\n  --model-path m\n  --tp-size 8\n  --pp-size 2\n",
+    "a Kubernetes list": (
+        "args:\n- --model-path=m\n- --tp-size\n- '8'\n- --pp-size=2\ncommand:\n- python3\n- -m\n- "
+        "sglang.launch_server"
+    ),
+    "a folded block": (
+        "command: [sh, -c]\nargs:\n  - >\n    python3 -m sglang.launch_server\n    --model-path m\n    "
+        "--tp-size $(TP)\n    --pp-size 2\nenv:\n  - name: TP\n    value: '8'"
+    ),
+    "compose": (
+        "entrypoint: python3 -m sglang.launch_server\ncommand:\n  --model-path m\n  --tp-size 8\n  --pp-size "
+        "2\n"
+    ),
 }  # fmt: skip
 
 
@@ -251,6 +275,40 @@ def test_a_wrapping_does_not_change_the_values(text: str) -> None:
         "pp_size": 2,
     }
     assert (line.engine, line.errors, line.unresolved, line.unknown_flags) == ("sglang", [], [], [])
+
+
+@pytest.mark.parametrize("name", ["a folded block", "compose", "a Kubernetes list", "an array of arguments"])
+def test_what_a_list_joins_is_no_offence_against_the_shell(name: str) -> None:
+    (line,) = read_launch(WRAPPED[name])
+    assert not warned(line, "a shell would")
+
+
+def test_a_flag_on_a_line_of_its_own_behind_a_command_is_read_and_said() -> None:
+    (line,) = read_launch("sglang serve --model-path m\n--pp-size 2")
+    assert line.get("pp_size") == 2
+    assert warned(line, "line 2", "a shell would not")
+
+
+def test_the_environment_tells_the_engine_where_the_flags_do_not() -> None:
+    assert read_launch("VLLM_USE_V1=1\n--pipeline-parallel-size 2")[0].engine == "vllm"
+    assert read_launch("export SGLANG_X=1\n--pipeline-parallel-size 2")[0].engine == "sglang"
+    assert warned(read_launch("--pipeline-parallel-size 2")[0], "the engine is not named")
+
+
+def test_a_dump_that_is_cut_says_so_and_uses_nothing_half() -> None:
+    (line,) = read_launch(
+        "server_args=ServerArgs(model_path='m', tp_size=8, chunked_prefil\nl_size=16384, max_prefill_tok"
+    )
+    assert (line.get("tp_size"), line.get("chunked_prefill_size")) == (8, 16384)
+    assert not line.is_given("max_prefill_tokens")
+    assert warned(line, "'max_prefill_tok' is cut off")
+    (number,) = read_launch("ServerArgs(model_path='m', pp_size=1, tp_size=1")
+    assert not number.is_given("tp_size"), "the 1 may be the beginning of 16"
+
+
+def test_a_decode_server_with_a_pipeline_is_told_what_it_needs() -> None:
+    (line,) = read_launch("sglang serve --model-path m --disaggregation-mode decode --pp-size 2")
+    assert warned(line, "--pp-size", "pp_size 1 or that of its prefill server")
 
 
 def test_an_unknown_flag_is_listed_with_its_words_and_the_nearest_name() -> None:
@@ -317,7 +375,8 @@ def test_underscores_are_vllms_and_refused_by_sglang() -> None:
 
 
 def test_two_servers_get_their_own_exports() -> None:
-    text = "export SGLANG_PP_LAYER_PARTITION=5,6\nsglang serve --model-path m --pp-size 2 --disaggregation-mode prefill &\n"
+    text = "export SGLANG_PP_LAYER_PARTITION=5,6\n"
+    text += "sglang serve --model-path m --pp-size 2 --disaggregation-mode prefill &\n"
     text += "export SGLANG_PP_LAYER_PARTITION=11\nsglang serve --model-path m --disaggregation-mode decode\n"
     prefill, decode = read_launch(text)
     assert (prefill.role, prefill.get("layer_partition")) == ("prefill", (5, 6))
@@ -325,7 +384,8 @@ def test_two_servers_get_their_own_exports() -> None:
 
 
 def test_containers_keep_their_variables_apart() -> None:
-    part = "- name: {0}\n  image: lmsysorg/sglang\n  args:\n  - --pp-size=2\n  env:\n  - name: SGLANG_PP_LAYER_PARTITION\n    value: '{1}'\n"
+    part = "- name: {0}\n  image: lmsysorg/sglang\n  args:\n  - --pp-size=2\n"
+    part += "  env:\n  - name: SGLANG_PP_LAYER_PARTITION\n    value: '{1}'\n"
     first, second = read_launch("containers:\n" + part.format("a", "5,6") + part.format("b", "7,4"))
     assert (first.get("layer_partition"), second.get("layer_partition")) == ((5, 6), (7, 4))
 

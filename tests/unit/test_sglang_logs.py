@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 
@@ -12,8 +13,8 @@ from tests.unit._sglang_index import MISSING, Row, rows
 
 ROWS = rows("logs")
 BATCHES = re.compile(
-    r"^(?P<kind>prefill|decode)=(?P<count>\d+)(?P<short> short(?:ened)?)?(?: after joining)?(?P<rateless>(?: without|, no) rate)?"
-    r"(?: \(.*\))?$"
+    r"^(?P<kind>prefill|decode)=(?P<count>\d+)(?P<short> short(?:ened)?)?(?: after joining)?"
+    r"(?P<rateless>(?: without|, no) rate)?(?: \(.*\))?$"
 )
 NUMBER = r"(\d+(?:\.\d+)?)"
 STEP = re.compile(rf"{NUMBER}/{NUMBER} s = {NUMBER} ms")
@@ -231,7 +232,7 @@ def stall_is_no_step(report: LogReport) -> None:
 def forty_steps(num_reqs: int, tokens: int) -> Callable[[LogReport], None]:
     def check(report: LogReport) -> None:
         lines = report.of("decode")
-        grown = {b.count("#token") - a.count("#token") for a, b in zip(lines, lines[1:], strict=False)}
+        grown = {b.count("#token") - a.count("#token") for a, b in pairwise(lines)}
         assert grown == {tokens}
         assert tokens == 40 * num_reqs
 
@@ -490,3 +491,11 @@ def test_the_summary_always_tells_what_was_cut_and_damaged(row: Row) -> None:
     report = read_log(row.text)
     assert f"{len(report.cut)} cut, {len(report.damaged)} damaged" in report.summary()
     assert report.to_dict()["counts"]["cut"] == len(report.cut)
+
+
+def test_the_arguments_that_a_server_logs_are_read() -> None:
+    text = (
+        "[2026-01-01 00:00:00] server_args=ServerArgs(model_path='m', tp_size=8, pp_size=4, chunked_prefill_size=4096)"
+    )
+    server = read_log(text).server
+    assert (server["tp_size"], server["pp_size"], server["chunked_prefill_size"]) == (8, 4, 4096)

@@ -25,7 +25,7 @@ class Request:
 
 @dataclass
 class Truth:
-    """Of one prefill line: what it says, and whether its batch ran right behind the one before (own) or after (prev)."""
+    """Of one prefill line: what it says, and whether nothing else lies inside the time that its rate covers."""
 
     prefix: int
     new_tokens: int
@@ -35,7 +35,7 @@ class Truth:
 
 @dataclass
 class Engine:
-    """One request to a prefill batch, prefill before decode. ``form``: own logs at the end of a batch, prev at its start."""
+    """One request a prefill batch, prefill before decode. ``form``: own logs at the end of a batch, prev at its start."""
 
     form: str
     tags: tuple[str, ...]
@@ -105,7 +105,8 @@ class Engine:
         self.last_log, self.last_tokens = self.now, new
         tail = f"#queue-req: {len(waiting)}, "
         tail += f"#pending-token: {pending}, cuda graph: False, " if self.form == "own" else ""
-        head = f"#new-seq: 1, #new-token: {new}, #cached-token: {cached}, token usage: 0.10, #running-req: {len(self.running)}, "
+        head = f"#new-seq: 1, #new-token: {new}, #cached-token: {cached}, token usage: 0.10, "
+        head += f"#running-req: {len(self.running)}, "
         for tag in self.tags:
             self.lines.append(f"{self.stamp(tag)} Prefill batch, {head}{tail}input throughput (token/s): {rate:.2f}")
 
@@ -213,14 +214,26 @@ def test_samples_of_a_log_recover_the_curve(form: str) -> None:
 
 def line(rate: str, *, new: int = 1024, running: int = 0, extra: str = "", tag: str = "TP0") -> str:
     return (
-        f"[2026-01-01 00:00:00 {tag}] Prefill batch, #new-seq: 1, #new-token: {new}, #cached-token: 0, token usage: 0.10, "
-        f"#running-req: {running}, #queue-req: 3, {extra}input throughput (token/s): {rate}"
+        f"[2026-01-01 00:00:00 {tag}] Prefill batch, #new-seq: 1, #new-token: {new}, #cached-token: 0, "
+        f"token usage: 0.10, #running-req: {running}, #queue-req: 3, {extra}input throughput (token/s): {rate}"
     )
 
 
 def test_a_rate_of_zero_gives_no_sample() -> None:
     report = read_log("\n".join([line("0.00"), line("0.00"), line("1024.00")]))
     assert [(sample.line, sample.duration_s) for sample in report.samples] == [(2, 1.0)]
+
+
+def test_a_prefill_line_behind_a_decode_line_gives_no_sample() -> None:
+    """Something waits all the time, yet decode steps lie inside the rate."""
+    decode = "[2026-01-01 00:00:00 TP0] Decode batch, #running-req: 4, #token: 99, token usage: 0.10, #queue-req: 3"
+    own = line("1024.00", extra="#pending-token: 4096, ")
+    report = read_log("\n".join([own, decode, own]))
+    assert report.samples == []
+    assert report.unused == {
+        "no neighbouring line of the same rank": 1,
+        "the neighbouring line is no complete prefill line": 1,
+    }
 
 
 def test_a_negative_or_infinite_measurement_is_damage() -> None:
@@ -276,6 +289,7 @@ def test_an_idle_gap_is_left_out() -> None:
 
 
 def test_speculative_steps_count_their_accepted_tokens() -> None:
-    text = "[2026-01-01 00:00:0{0} TP0] Decode batch, #running-req: 4, #token: 9{0}, token usage: 0.10, accept len: 2.50, gen throughput (token/s): 1000.00, #queue-req: 0"
+    text = "[2026-01-01 00:00:0{0} TP0] Decode batch, #running-req: 4, #token: 9{0}, token usage: 0.10, "
+    text += "accept len: 2.50, gen throughput (token/s): 1000.00, #queue-req: 0"
     report = read_log("\n".join(text.format(i) for i in range(3)))
     assert {round(sample.step_s, 6) for sample in report.decode_samples} == {0.01}

@@ -198,6 +198,13 @@ def test_sglangs_defaults_replace_those_of_the_tree() -> None:
     assert "scheduler.chunked_prefill_size" in to_scenario(line)["left_open"]
 
 
+def test_the_sizes_and_the_model_are_always_printed() -> None:
+    text = to_launch_line(validate({"cluster": {"pp_size": 1, "tp_size": 1}}))
+    assert "--pp-size 1 --tp-size 1" in text
+    assert "--model-path <MODEL_PATH>" in text
+    assert "--max-prefill-tokens" not in text
+
+
 def test_what_the_tree_has_no_key_for_is_listed() -> None:
     (line,) = read_launch("sglang serve --model-path m --quantization fp8 --dp-size 4 --pp-size 2")
     assert to_scenario(line)["not_modelled"] == {"quantization": "fp8", "dp_size": 4}
