@@ -84,11 +84,13 @@ class KVCache:
         tokens = request.tokens(request.kv_len)
         self.tree.insert(tokens, request.pages)
         found = self.tree.match(tokens)
-        num_whole = len(found.pages)
-        self.num_duplicates += request.pages[:num_whole] != found.pages
-        self.pool.share(found.pages)
-        self.pool.release(request.pages[:num_whole])
-        request.pages[:num_whole] = found.pages
+        # Below cached_len the request stands on the tree's own pages, locked: only what is new can change hands.
+        start, stop = request.cached_len // self.pool.page_size, len(found.pages)
+        mine, theirs = request.pages[start:stop], found.pages[start:]
+        self.num_duplicates += mine != theirs
+        self.pool.share(theirs)
+        self.pool.release(mine)
+        request.pages[start:stop] = theirs
         self.tree.lock(found.node)
         if request.last_node is not None:
             self.tree.unlock(request.last_node)
