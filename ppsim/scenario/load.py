@@ -87,6 +87,7 @@ def put(raw: dict[str, Any], key: str, value: Any) -> None:
 
 def validate(raw: Mapping[str, Any]) -> Scenario:
     """Validate a nested mapping; the first problem becomes a ScenarioError."""
+    raw = with_source(raw)
     try:
         # Strict JSON mode takes a TOML array for a tuple, and still refuses "4" for a number.
         return Scenario.model_validate_json(json.dumps(raw, default=str))
@@ -94,6 +95,17 @@ def validate(raw: Mapping[str, Any]) -> Scenario:
         raise first_problem(error) from None
     except ValueError as error:
         raise ScenarioError("scenario", str(error)) from None
+
+
+def with_source(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Where a workload does not name its source, what it holds does: requests that are written are never ignored."""
+    workload = raw.get("workload")
+    if not isinstance(workload, dict) or "source" in workload:
+        return raw
+    for key, source in (("requests", "requests"), ("trace", "trace"), ("num_chunks", "chunks")):
+        if workload.get(key):
+            return {**raw, "workload": {**workload, "source": source}}
+    return raw
 
 
 def first_problem(error: ValidationError) -> ScenarioError:
