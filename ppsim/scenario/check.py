@@ -93,10 +93,6 @@ def check_workload(s: Scenario) -> None:
         raise ScenarioError("model.vocab_size", f"must be below 2**32, got {s.model.vocab_size}", "ids take four bytes")
     if w.source == "requests" and not w.requests:
         raise ScenarioError("workload.requests", "is empty", "source 'requests' needs [[workload.requests]] entries")
-    if w.source != "requests" and w.requests:
-        raise ScenarioError(
-            "workload.requests", f"would be ignored: workload.source is {w.source!r}", "source = 'requests' serves them"
-        )
     if w.source == "generated" and w.num_requests == 0:
         raise ScenarioError("workload.num_requests", "must be positive for a generated workload, got 0")
     if w.source == "chunks" and s.scheduler.chunked_prefill_size == -1:
@@ -126,6 +122,10 @@ def check_workload(s: Scenario) -> None:
                 "has both at_iteration and at_ms",
                 "a request arrives at one of them",
             )
+    if w.source != "requests" and w.requests:
+        raise ScenarioError(
+            "workload.requests", f"would be ignored: workload.source is {w.source!r}", "source = 'requests' serves them"
+        )
     for name, length in (("input_length", w.input_length), ("output_length", w.output_length)):
         if length.min > length.max:
             raise ScenarioError(f"workload.{name}.min", f"{length.min} is more than max {length.max}")

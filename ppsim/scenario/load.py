@@ -31,8 +31,12 @@ def load_scenario(name_or_path: str, overrides: Iterable[str] = (), *, seed: int
         raise UsageError(f"{path}: not valid TOML: {error}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
-    for key, value in parse_overrides(overrides):
+    pairs = parse_overrides(overrides)
+    for key, value in pairs:
         put(raw, key, value)
+    given = [key for key, _ in pairs]
+    if "workload.source" not in given and ("workload.requests" in given or "workload.trace" in given):
+        raw["workload"].pop("source", None)  # what was asked for on the command line is what is served
     if seed is not None:
         raw["seed"] = seed
     raw.setdefault("name", path.stem)

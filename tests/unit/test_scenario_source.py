@@ -6,7 +6,7 @@ import pytest
 
 from ppsim.errors import ScenarioError
 from ppsim.scenario.check import check_scenario
-from ppsim.scenario.load import validate
+from ppsim.scenario.load import load_scenario, validate
 
 REQUEST = {"rid": "R1", "at_iteration": 3, "prompt": 100, "output": 5}
 
@@ -29,3 +29,8 @@ def test_requests_under_another_source_are_refused() -> None:
     scenario = validate({"workload": {"source": "generated", "requests": [REQUEST]}})
     with pytest.raises(ScenarioError, match=r"workload\.requests: would be ignored"):
         check_scenario(scenario)
+
+
+def test_requests_given_on_the_command_line_replace_the_source_of_a_scenario() -> None:
+    scenario = load_scenario("unit", ['workload.requests=[{rid="a", at_iteration=0, prompt=8}]'])
+    assert scenario.workload.source == "requests"
