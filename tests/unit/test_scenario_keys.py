@@ -339,7 +339,7 @@ KEYS: dict[str, Case] = {
     "host.idle_poll_us": Case({**QUADRATIC, **one(at_ms=3.333)}, {"host.idle_poll_us": 1000.0}),
     "host.stage_jitter_percent": Case(QUADRATIC, {"host.stage_jitter_percent": 50.0}),
     # workload
-    "workload.source": Case({**QUADRATIC, "workload.requests": requests(1)}, {"workload.source": "chunks"}),
+    "workload.source": Case(GENERATED, {"workload.source": "chunks"}),
     "workload.requests.rid": Case(QUADRATIC | one(), one(rid="R2")),
     "workload.requests.at_iteration": Case(QUADRATIC | one(), one(at_iteration=3)),
     "workload.requests.at_ms": Case(QUADRATIC | one(), one(at_ms=3.0)),
