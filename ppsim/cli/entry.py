@@ -10,7 +10,7 @@ import sys
 
 import typer
 
-from ppsim.cli import bugs, diff, execute, explore, fuzz, listing, plot, replay, run, show
+from ppsim.cli import bugs, diff, execute, explore, fit, fuzz, import_, listing, plot, replay, run, show
 from ppsim.cli.guard import EXIT_INTERRUPTED, say
 
 EPILOG = (
@@ -36,6 +36,8 @@ app.command("fuzz")(fuzz.fuzz)
 app.command("replay")(replay.replay)
 app.command("bugs")(bugs.bugs)
 app.command("explore")(explore.explore)
+app.command("fit")(fit.fit)
+app.command("import", context_settings=import_.CONTEXT)(import_.import_)
 app.add_typer(listing.app, name="list")
 
 

@@ -104,8 +104,9 @@ class LogReport:
         }
 
     def summary(self) -> str:
-        """One sentence with all counts; what is missing for a fit, if nothing is usable."""
-        counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in self.counts().items())
+        """One sentence with the counts, cut and damaged always; what is missing for a fit, if nothing is usable."""
+        told = {name: count for name, count in self.counts().items() if count or name in ("lines", "cut", "damaged")}
+        counts = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in told.items())
         text = f"{counts}; input throughput: {self.tput}; {len(self.samples)} prefill and "
         text += f"{len(self.decode_samples)} decode samples"
         if not self.samples and self.unused:

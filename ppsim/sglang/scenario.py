@@ -119,8 +119,9 @@ def to_scenario(line: LaunchLine) -> dict[str, Any]:
     """What the line says of a scenario.
 
     ``overrides``: dotted key of the tree -> value, SGLang's own defaults included where they are fixed numbers, so that
-    no default of ppsim stands in for one of SGLang. ``not_modelled``: given values without a key. ``left_open``: keys
-    that the line does not settle, with the reason. Raises UsageError if the line has errors.
+    no default of ppsim stands in for one of SGLang; a layer partition also gives the number of layers.
+    ``not_modelled``: given values without a key. ``left_open``: keys that the line does not settle, with the reason.
+    Raises UsageError if the line has errors.
     """
     if line.errors:
         raise UsageError("launch line: " + "; ".join(str(note) for note in line.errors))
@@ -145,6 +146,8 @@ def to_scenario(line: LaunchLine) -> dict[str, Any]:
             left_open[row.key] = DECIDED_AT_START
             continue
         overrides[row.key] = plain(row.to_key(value))
+    if "model.layer_partition" in overrides:
+        overrides["model.num_hidden_layers"] = sum(overrides["model.layer_partition"])
     not_modelled = {name: plain(value) for name, value in given.items() if name not in modelled}
     return {"overrides": overrides, "not_modelled": not_modelled, "left_open": left_open}
 

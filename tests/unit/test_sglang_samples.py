@@ -35,7 +35,7 @@ class Truth:
 
 @dataclass
 class Engine:
-    """One request a prefill batch, prefill before decode. ``form``: own logs at the end of a batch, prev at its start."""
+    """One request a prefill batch, prefill before decode. Form own logs at the end of a batch, prev at its start."""
 
     form: str
     tags: tuple[str, ...]

@@ -55,6 +55,8 @@ def wanted(scenario: Scenario) -> dict[str, Any]:
             value = min(value)
         if value is not None:
             found[key] = list(value) if isinstance(value, tuple) else value
+    if scenario.model.layer_partition is not None:
+        found["model.num_hidden_layers"] = sum(scenario.model.layer_partition)
     return found
 
 

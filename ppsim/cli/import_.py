@@ -1,0 +1,137 @@
+"""``ppsim import``: a launch line as people write it, turned into a scenario.
+
+The scenario is TOML on stdout, ready for ``ppsim run``; what was not understood, left open or not modelled is told on
+stderr, each with its line.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ppsim.cli.guard import guarded, say
+from ppsim.cli.options import JsonOption
+from ppsim.errors import EXIT_PASS, EXIT_USAGE
+
+if TYPE_CHECKING:
+    from ppsim.sglang.result import LaunchLine
+
+SourceArg = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="FILE|-|LINE", help="A file, - for standard input, or the launch line itself, quoted or word by word."
+    ),
+]
+RoleOption = Annotated[
+    str | None,
+    typer.Option("--role", metavar="ROLE", help="Of several servers the one with this role: prefill, decode."),
+]
+CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": True}
+
+
+@guarded
+def import_(source: SourceArg, role: RoleOption = None, as_json: JsonOption = False) -> int:
+    """Turn an SGLang or vLLM launch line into a scenario."""
+    from ppsim.sglang.launch import read_launch
+
+    lines = [line for line in read_launch(text_of(source)) if role is None or line.role == role]
+    if not lines:
+        from ppsim.errors import UsageError
+
+        raise UsageError(f"--role {role}: no server of the text has this role; leave the option out to see all")
+    if as_json:
+        print(json.dumps([described(line) for line in lines], allow_nan=False, default=str))
+    else:
+        for line in lines:
+            tell(line)
+            if not line.errors:
+                print(scenario_text(line), end="")
+        if len(lines) > 1:
+            say(f"ppsim: {len(lines)} servers; choose one with --role, or by its heading")
+    return EXIT_USAGE if any(line.errors for line in lines) else EXIT_PASS
+
+
+def text_of(source: list[str]) -> str:
+    """Text of a file or of standard input, or the words themselves. Raises UsageError for a file that isn't there."""
+    import shlex
+
+    from ppsim.errors import UsageError
+
+    if len(source) > 1:
+        return shlex.join(source)
+    (only,) = source
+    if only == "-":
+        return sys.stdin.buffer.read().decode("utf-8", errors="replace")
+    if "\n" in only or len(only) > 1000 or (" " in only.strip() and not Path(only).is_file()):
+        return only
+    path = Path(only)
+    if not path.is_file():
+        raise UsageError(f"{only}: no such file, and no launch line; expected a file, -, or a command in quotes")
+    return path.read_bytes().decode("utf-8", errors="replace")
+
+
+def described(line: LaunchLine) -> dict[str, Any]:
+    """A server for ``--json``: what was read, the scenario it makes (null if it has errors), the line printed back."""
+    from ppsim.sglang.launch import to_scenario
+
+    scenario = to_scenario(line) if not line.errors else None
+    return {**line.to_dict(), "scenario": scenario, "launch_line": None if scenario is None else printed(scenario)}
+
+
+def printed(scenario: dict[str, Any]) -> str:
+    from ppsim.sglang.launch import to_launch_line
+
+    return to_launch_line(tree_of(scenario))
+
+
+def tree_of(scenario: dict[str, Any]) -> Any:
+    from ppsim.scenario.load import put, validate
+
+    raw: dict[str, Any] = {}
+    for key, value in scenario["overrides"].items():
+        put(raw, key, value)
+    return validate(raw)
+
+
+def scenario_text(line: LaunchLine) -> str:
+    """TOML of the scenario: what the line settles, by section, under a heading that says where it comes from."""
+    from ppsim.sglang.launch import to_scenario
+
+    overrides = to_scenario(line)["overrides"]
+    heading = " ".join(part for part in (line.engine, line.variant, line.program, line.role or "") if part)
+    out = [f"# {heading}, line {line.line}"]
+    sections: dict[str, list[str]] = {}
+    for key, value in overrides.items():
+        section, _, leaf = key.rpartition(".")
+        sections.setdefault(section, []).append(f"{leaf} = {json.dumps(value)}")
+    for section, rows in sections.items():
+        out += [f"[{section}]", *rows, ""]
+    return "\n".join(out) + "\n"
+
+
+def tell(line: LaunchLine) -> None:
+    """All that the scenario does not show, on stderr."""
+    from ppsim.sglang.launch import to_scenario
+
+    for note in line.errors:
+        say(f"error: {note}")
+    for note in line.warnings:
+        say(f"warning: {note}")
+    for note in line.notes:
+        say(f"note: {note}")
+    for flag in line.unknown_flags:
+        near = f"; did you mean {flag.nearest}?" if flag.nearest else ""
+        say(f"unknown: line {flag.line}, {' '.join((flag.spelling, *flag.values))}{near}")
+    for hole in line.unresolved:
+        say(f"unresolved: line {hole.line}, {hole.name or 'outside the flags'}: {hole.text}")
+    if line.errors:
+        return
+    found = to_scenario(line)
+    for key, why in found["left_open"].items():
+        say(f"left open: {key}: {why}")
+    if found["not_modelled"]:
+        say("not modelled: " + ", ".join(f"{name}={value}" for name, value in found["not_modelled"].items()))

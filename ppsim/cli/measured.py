@@ -1,0 +1,163 @@
+"""Measured prefill chunks from whatever a user has: CSV, JSON lines, a server log, or a recorded run.
+
+Which of these a file is, is told by its content and never by its name: a recording names its schema, JSON lines begin
+with a brace, CSV with a header that names a time, and anything else is a log.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ppsim.errors import UsageError
+
+if TYPE_CHECKING:
+    from ppsim.cost.samples import Sample
+    from ppsim.recording.record import Recording
+
+EXECUTOR_FIELDS = ("mode", "iteration", "duration_ns")
+
+
+@dataclass(slots=True)
+class Measured:
+    """``what`` says whose time a sample is: of the model, or of one stage. ``about`` goes into the JSON as it is."""
+
+    kind: str
+    what: str
+    samples: list[Sample]
+    about: dict[str, Any] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+
+
+def read_measured(name: str) -> Measured:
+    """Samples of a file, a run folder or a run's name. Raises UsageError with what the file lacks."""
+    path = Path(name)
+    if path.is_dir() or not path.exists():
+        return of_run(name, path)
+    text = path.read_bytes().decode("utf-8", errors="replace")
+    first = next((row for row in text.split("\n", 50) if row.strip()), "").strip()
+    if first.startswith("{"):
+        record = loaded(first)
+        if record is None:
+            return of_log(text)
+        if "ppsim-recording" in record.values():
+            return of_run(name, path)
+        if all(key in record for key in EXECUTOR_FIELDS):
+            return of_executor_lines(text, name)
+        return of_rows(path, "JSON lines")
+    return of_rows(path, "CSV") if is_header(first) else of_log(text)
+
+
+def loaded(row: str) -> dict[str, Any] | None:
+    try:
+        record = json.loads(row)
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def is_header(row: str) -> bool:
+    from ppsim.cost.samples import NEW_NAMES, TIME_NAMES
+
+    names = [cell.strip().strip('"').lower() for cell in row.split(",")]
+    return any(name in TIME_NAMES for name in names) or any(name in NEW_NAMES for name in names)
+
+
+def of_rows(path: Path, kind: str) -> Measured:
+    from ppsim.cost.samples import read_samples
+
+    return Measured(kind, "model", list(read_samples(path)))
+
+
+def of_log(text: str) -> Measured:
+    """Samples of a log whose prefix is known; of several ways to measure, the one with most samples."""
+    from ppsim.cost.samples import Sample
+    from ppsim.sglang.logs import read_log
+
+    report = read_log(text)
+    groups: dict[tuple[str, str], list[Sample]] = {}
+    relative = 0
+    for sample in report.samples:
+        if not sample.prefix_known:
+            relative += 1
+            continue
+        stage = " ".join(tag for tag in sample.rank.split() if tag.startswith("PP")) if sample.source == "gpu" else ""
+        groups.setdefault((sample.source, stage), []).append(
+            Sample(sample.prefix, sample.new_tokens, sample.duration_s * 1e3)
+        )
+    chosen = max(groups, key=lambda key: len(groups[key]), default=("", ""))
+    pipelined = len(report.pp_ranks) > 1 or bool(chosen[1]) or chosen[0] == "profile"
+    measured = Measured("log", "one stage" if pipelined else "model", groups.get(chosen, []))
+    measured.about = {"counts": report.counts(), "throughput_means": report.tput, "summary": report.summary()}
+    measured.remarks.append(report.summary())
+    if relative:
+        measured.remarks.append(f"{relative} samples left out: only differences between their prefixes are known")
+    for key, samples in groups.items():
+        if key != chosen:
+            measured.remarks.append(f"{len(samples)} samples measured by {' '.join(key).strip()} are not in this fit")
+    return measured
+
+
+def of_executor_lines(text: str, name: str) -> Measured:
+    """The executor's own samples: stages of one iteration add up to the model."""
+    rows = []
+    for number, row in enumerate(text.splitlines(), 1):
+        record = loaded(row) if row.strip() else {}
+        if record is None:
+            raise UsageError(f"{name}:{number}: is not a JSON object")
+        if record.get("mode") == "extend":
+            rows.append((number, record))
+    return summed(rows, name)
+
+
+def summed(rows: list[tuple[int, dict[str, Any]]], name: str) -> Measured:
+    from ppsim.cost.samples import Sample
+
+    stages: dict[int, dict[int, tuple[int, int, int]]] = {}
+    for number, record in rows:
+        try:
+            place = int(record["iteration"]), int(record["rank"])
+            stages.setdefault(place[0], {})[place[1]] = (
+                int(record["prefix_len"]),
+                int(record["new_tokens"]),
+                int(record["duration_ns"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise UsageError(f"{name}:{number}: expected prefix_len, new_tokens, duration_ns, rank: {error}") from None
+    num_stages = max((len(found) for found in stages.values()), default=0)
+    samples = []
+    for found in stages.values():
+        prefix, new, _ = next(iter(found.values()))
+        if len(found) == num_stages:
+            samples.append(Sample(prefix, new, sum(ns for _, _, ns in found.values()) / 1e6))
+    measured = Measured("recording", "model", samples, {"num_stages": num_stages})
+    if num_stages > 1:
+        measured.remarks.append(f"times of {num_stages} stages are added: the coefficients are the model's")
+    return measured
+
+
+def of_run(name: str, path: Path) -> Measured:
+    """A recorded run: its prefill batches of one piece, each as long as its forwards on all stages."""
+    from executor.calibrate import forward_samples
+    from ppsim.recording.folder import open_run
+
+    if not path.exists() and "/" in name:
+        raise UsageError(f"{name}: no such file or run")
+    recording: Recording = open_run(name)
+    rows = [
+        (0, {**fields_of(sample), "rank": recording.pp_rank(rank)})
+        for rank in range(0, recording.num_ranks, recording.tp_replicas)
+        for sample in forward_samples(recording, rank)
+        if sample.mode == "extend"
+    ]
+    measured = summed(rows, name)
+    measured.about["world"] = recording.world
+    return measured
+
+
+def fields_of(sample: Any) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(sample)
