@@ -1,0 +1,277 @@
+"""A simulated rank of one of two pipelines: its local facts are what happens between the sides, not a table.
+
+Who looks at the other side waits until everybody has come to its local time. The first rank of a side sleeps where
+looking again cannot help: nothing is launched, the votes have settled, and no status has changed meanwhile. It wakes
+when one changes, when a request arrives, or when a limit of its own passes, at the visit that would have come then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+from simpy import Environment, Event
+
+from ppsim.core import effects as fx
+from ppsim.core.consensus import store_minimum
+from ppsim.core.errors import CoreError, InvariantViolation
+from ppsim.core.rank import Rank
+from ppsim.world.client import WorkloadClient
+from ppsim.world.driver import BEHIND, BLOCKED, NS_PER_MS, SimulatedRank, unknown
+from ppsim.world.pd_pages import PageGuard
+from ppsim.world.pd_rooms import Write
+from ppsim.world.pd_sides import PREFILL
+from ppsim.world.pd_transfer import Transfers
+from ppsim.world.setting import Setting
+from ppsim.world.watch import StopRun
+
+LOOKS_ACROSS = ("sender", "receiver", "first_token", "bootstrap_store")
+
+
+class PipelineRank(SimulatedRank):
+    """``side`` is "prefill" or "decode"; ``place`` its number among all ranks, those of the prefill side first."""
+
+    def __init__(
+        self, env: Environment, setting: Setting, rank: Rank, local_capacity: int, transfers: Transfers, side: str
+    ) -> None:
+        super().__init__(env, setting, rank, local_capacity)
+        self.transfers, self.side = transfers, side
+        self.place = self.rank_id + (0 if side == PREFILL else transfers.num_prefill)
+        self.rooms: dict[str, int] = {}  # of the requests that this rank has registered
+        self.computed: dict[str, list[tuple[int, int]]] = {}  # rid -> (first token, end of the pass) of its launches
+        self.num_writes: dict[int, int] = {}  # by room
+        self.guard = PageGuard(self)
+        self.nap = Nap(self)
+
+    def run(self) -> Generator[Event, None, None]:
+        """The SimPy process; an error that ends the run belongs to this side, unless it says otherwise."""
+        try:
+            yield from super().run()
+        except (CoreError, StopRun):
+            self.transfers.guilty = self.transfers.guilty or self.side
+            raise
+
+    # --- reading inputs, sleeping ------------------------------------------------------------------------------
+
+    def _ingest(self, effect: fx.Ingest) -> Any:
+        if not effect.idle:
+            pending = self.nap.before(effect.iteration)
+            if pending is not None:
+                return pending
+        inputs = super()._ingest(effect)
+        if inputs or effect.idle:
+            self.nap.stirred()
+        return inputs
+
+    def _decided(self, effect: fx.Decided) -> None:
+        if effect.decision.iteration == 0:  # nothing has been freed before
+            self.rank.scheduler.kv.pool.on_free = self.guard.freed
+        if effect.decision.mode != "empty":
+            self.nap.stirred()
+        super()._decided(effect)
+
+    # --- looking at the other side -------------------------------------------------------------------------------
+
+    def _observe(self, effect: fx.Observe) -> Any:
+        if effect.what in LOOKS_ACROSS:
+            if self.env.now < self.now:
+                return BEHIND
+            self.transfers.advance(self.now)
+        return super()._observe(effect)
+
+    def _look(self, what: str, keys: tuple[str, ...], iteration: int) -> tuple[int, ...]:
+        transfers, me = self.transfers, self.rank_id
+        match what:
+            case "sender":
+                return tuple(unknown(transfers.sender(me, self.rooms[rid]).status) for rid in keys)
+            case "receiver":
+                return tuple(unknown(transfers.receiver(me, self.rooms[rid]).status) for rid in keys)
+            case "first_token":
+                return tuple(self._first_token(rid) for rid in keys)
+        return super()._look(what, keys, iteration)
+
+    def _stored(self, rid: str) -> int:
+        """The first rank's own status as it is, the others' as they have been replicated to it by now."""
+        seen_ns = self.now - self.setting.store_lag_ns
+        statuses = [
+            self.transfers.sender(peer.rank_id, self.rooms[rid]).status_before(self.now if peer is self else seen_ns)
+            for peer in self.setting.ranks
+        ]
+        value = store_minimum(statuses)
+        if self.setting.audit is not None:
+            self.setting.audit.store_read(self, rid, statuses, value)
+        return value
+
+    def _first_token(self, rid: str) -> int:
+        """What came with the last write of every sender; they all sent the same."""
+        receiver = self.transfers.receiver(self.rank_id, self.rooms[rid])
+        tokens = sorted(set(receiver.tokens))
+        if len(tokens) != 1:
+            text = f"the metadata of its senders hold the first tokens {tokens}, expected one and the same"
+            raise InvariantViolation("INV-41", self.rank_id, self.rank.iteration, self.rank.slot, rid, text)
+        return tokens[0]
+
+    # --- acting ----------------------------------------------------------------------------------------------------
+
+    def _act(self, effect: fx.Act) -> None:
+        what, rid = effect.what, effect.key
+        argument = str(effect.args[0]) if effect.args else ""
+        assert self.setting.marks is not None
+        self.setting.marks.acted(self, what, rid)
+        transfers, post = self.transfers, self.transfers.post
+        match what:
+            case "bootstrap":
+                room = self._enter(rid)
+                post(self.now, self.place, transfers.sender_registers, self.rank_id, room, rid)
+            case "send_chunk" | "send_last":
+                start, stop = (int(part) for part in argument.split(":"))
+                post(self.now, self.place, transfers.write_asked, self._write(rid, start, stop, what == "send_last"))
+            case "handshake":
+                room = self._enter(rid)
+                post(self.now, self.place, transfers.receiver_registers, self.rank_id, room, rid)
+            case "send_metadata":
+                receiver = transfers.receiver(self.rank_id, self.rooms[rid])
+                self.guard.receives(receiver, self.rank.scheduler.requests[rid].pages)
+                post(self.now, self.place, transfers.pages_given, self.rank_id, self.rooms[rid])
+            case "abort_sender" | "abort_receiver" | "refused":
+                self._give_up(int(argument), "refused" if what == "refused" else "stop")
+            case "admitted" | "handshake_agreed":
+                pass  # marked above
+            case _:
+                super()._act(effect)
+
+    def _give_up(self, room: int, what: str) -> None:
+        transfers = self.transfers
+        if self.side == PREFILL:
+            sender = transfers.sender(self.rank_id, room)
+            transfers.post(self.now, self.place, transfers.sender_gives_up, sender, what)
+        else:
+            receiver = transfers.receiver(self.rank_id, room)
+            transfers.post(self.now, self.place, transfers.receiver_gives_up, receiver, what)
+
+    def _enter(self, rid: str) -> int:
+        room = self.rank.scheduler.requests[rid].spec.room
+        assert room is not None
+        self.rooms[rid] = room
+        self.computed.pop(rid, None)
+        return room
+
+    def _write(self, rid: str, start: int, stop: int, is_last: bool) -> Write:
+        """KV of tokens [start, stop), to be sent once the pass that wrote the last of them has ended."""
+        request, page, room = self.rank.scheduler.requests[rid], self.rank.config.page_size, self.rooms[rid]
+        nth = self.num_writes[room] = self.num_writes.get(room, 0) + 1
+        write = Write(
+            self.rank_id,
+            room,
+            rid,
+            nth,
+            self.rank.iteration,
+            self.rank.slot,
+            start,
+            stop,
+            pages=tuple(request.pages[start // page : -(-stop // page)]),
+            computed_ns=max(end for first, end in self.computed[rid] if first < stop),
+            duration_ns=self.transfers.wire_ns(self.rank_id, stop - start),
+            token=request.output_ids[-1] if is_last else None,
+        )
+        self.guard.reads(write)
+        return write
+
+    def _launch(self, effect: fx.Launch) -> Any:
+        payload = super()._launch(effect)
+        if self.side == PREFILL:
+            for piece in effect.batch.pieces:
+                self.computed.setdefault(piece.rid, []).append((piece.prefix_len, self.streams.forward_free))
+        return payload
+
+
+class Nap:
+    """The sleep of a first rank that has requests but nothing to do for them."""
+
+    def __init__(self, r: PipelineRank) -> None:
+        self.r = r
+        self.since_ns = 0  # quiet since then: no input, no batch, no change of a status
+        self.num_quiet = 0  # visits since then
+        self.last_visit = (-1, 0)  # iteration and instant
+        self.period_ns = 0  # between the last two visits
+        self.sleeps = False
+        self.due_ns: int | None = None
+
+    def stirred(self) -> None:
+        """Something was read or launched: what follows from it takes some iterations."""
+        self.num_quiet = 0
+
+    def before(self, iteration: int) -> Any:
+        """A visit is about to begin; the reply is how to wait, or None to begin."""
+        r = self.r
+        if self.sleeps:
+            return self._wakes()
+        if iteration != self.last_visit[0]:
+            self.period_ns, self.last_visit = r.now - self.last_visit[1], (iteration, r.now)
+            if self.num_quiet == 0 or r.transfers.last_change_ns[r.side] >= self.since_ns:
+                self.since_ns, self.num_quiet = r.now, 0
+            self.num_quiet += 1
+        if not self._may_sleep():
+            return None
+        return self._falls_asleep() if r.env.now >= r.now else BEHIND
+
+    def _may_sleep(self) -> bool:
+        """The votes have gone round twice with nothing new, and nothing counts iterations."""
+        r, config = self.r, self.r.rank.config
+        scheduler, client = r.rank.scheduler, r.setting.client
+        return (
+            self.num_quiet > 2 * (config.num_slots + config.pp_size)
+            and r.transfers.last_change_ns[r.side] < self.since_ns
+            and scheduler.slots.drained
+            and not scheduler.grammar_queue
+            and isinstance(client, WorkloadClient)
+            and not client.by_iteration
+            and not (client.by_time and client.by_time[0][0] <= r.now)
+        )
+
+    def _falls_asleep(self) -> Any:
+        self.sleeps = True
+        self.due_ns = self._next_due_ns()
+        if self.due_ns is not None:
+            alarm = self.r.env.timeout(max(0, self.due_ns - self.r.env.now))
+            alarm.callbacks.append(lambda _: self.r.wake())
+        return BLOCKED
+
+    def _next_due_ns(self) -> int | None:
+        """The next instant at which something happens by itself: an arrival, a limit, the watchdog's patience."""
+        r = self.r
+        due: list[int] = []
+        client = r.setting.client
+        assert isinstance(client, WorkloadClient)
+        if client.by_time:
+            due.append(client.by_time[0][0])
+        if r.scenario.run.watchdog_ms:
+            due.append(r.now + round(r.scenario.run.watchdog_ms * NS_PER_MS) // 2)
+        config = r.rank.config
+        skew_ms = r.scenario.faults.clock_skew_ms[r.rank_id] if r.scenario.faults.clock_skew_ms else 0
+        for stamps, limit_ms in (
+            (r.rank.waits_since_ms, config.waiting_timeout_ms),
+            (r.rank.runs_since_ms, config.running_timeout_ms),
+        ):
+            since = [stamps[rid] for rid in r.rank.scheduler.requests if rid in stamps]
+            if limit_ms and since:
+                due.append((min(since) + limit_ms + 1 - skew_ms) * NS_PER_MS)
+        return min(due, default=None)
+
+    def rings(self) -> None:
+        """A status of this side has changed."""
+        if self.sleeps:
+            self.r.wake()
+
+    def _wakes(self) -> Any:
+        r = self.r
+        r.setting.watch.empty_iterations = 0  # no livelock: time goes on
+        now_ns = int(r.env.now)
+        if r.transfers.last_change_ns[r.side] < self.since_ns and (self.due_ns is None or now_ns < self.due_ns):
+            return BLOCKED  # woken by something else
+        self.sleeps = False
+        self.num_quiet = 0
+        missed = now_ns - r.now
+        r.now += -(-missed // self.period_ns) * self.period_ns if self.period_ns and missed > 0 else max(0, missed)
+        self.last_visit = (self.last_visit[0], r.now)
+        return None

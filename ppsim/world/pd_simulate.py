@@ -1,0 +1,171 @@
+"""Two pipelines in one environment: a prefill and a decode side, each with its ranks, links, client and recording.
+
+A request goes to both sides at its arrival. What the client sees is what the decode side answers: the first token that
+came with the KV, then its own. So the decode side's recording is the run's, and the prefill side's is its ``peer``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from simpy import Environment
+
+from ppsim.core.consensus import KVPoll
+from ppsim.core.errors import CoreError
+from ppsim.core.hooks import Hooks
+from ppsim.core.loop import build_rank
+from ppsim.core.progress import queue_lines
+from ppsim.errors import EXIT_LIVENESS
+from ppsim.recording import PASS, Verdict
+from ppsim.scenario.check import decode_stages
+from ppsim.scenario.rank import local_capacity_tokens, rank_config
+from ppsim.scenario.tree import Scenario
+from ppsim.world.choices import Choices
+from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
+from ppsim.world.ending import deadlock, leftovers, root_cause
+from ppsim.world.marks import iteration_at
+from ppsim.world.pd_rank import PipelineRank
+from ppsim.world.pd_rooms import End, Peers, Write
+from ppsim.world.pd_sides import DECODE, PREFILL, SIDES, SideChoices, one_side, shared_workload
+from ppsim.world.pd_transfer import Transfers, TransferRules
+from ppsim.world.setting import Setting
+from ppsim.world.simulate import Given, SimulationResult, prepare, verdict_of, warn_of_refusals
+from ppsim.world.watch import StopRun
+from ppsim.world.watchdog import Stuck, watch_for_stalls
+
+
+@dataclass(slots=True)
+class Sides:
+    """The two settings, what happens between them, and the KV writes that have landed."""
+
+    prefill: Setting
+    decode: Setting
+    transfers: Transfers
+    landed: list[Write]
+
+    def of(self, side: str) -> Setting:
+        return self.prefill if side == PREFILL else self.decode
+
+
+def simulate_pair(
+    scenario: Scenario,
+    progress: Callable[[int, int], None] | None,
+    choices: Choices,
+    hooks: Callable[[int, int], Hooks],
+    tokens: dict[str, tuple[int, ...]] | None = None,
+    rules: TransferRules | None = None,
+) -> SimulationResult:
+    """Run both sides to their end. The result is the decode side's; ``setting.peer`` is the prefill side."""
+    env = ChoosingEnvironment(choices)
+    sides = build(env, scenario, progress, choices, hooks, tokens, rules or TransferRules())
+    for side in SIDES:
+        for simulated in sides.of(side).ranks:
+            env.process(simulated.run())
+    verdict = run(env, sides)
+    finish(sides)
+    return SimulationResult(sides.decode.recording, verdict, sides.decode)
+
+
+def build(
+    env: Environment,
+    scenario: Scenario,
+    progress: Callable[[int, int], None] | None,
+    choices: Choices,
+    hooks: Callable[[int, int], Hooks],
+    tokens: dict[str, tuple[int, ...]] | None,
+    rules: TransferRules,
+) -> Sides:
+    """Both settings with their ranks, and the wires between them."""
+    peers = Peers(scenario.cluster.pp_size, decode_stages(scenario), scenario.cluster.tp_replicas)
+    transfers = Transfers(env, scenario, peers, rules)
+    settings: dict[str, Setting] = {}
+    for side in SIDES:
+        mine = one_side(scenario, side)
+        setting = settings[side] = prepare(
+            mine,
+            progress if side == DECODE else None,
+            SideChoices(choices, side),
+            Given(tokens=tokens),
+            shared_workload(mine),
+        )
+        for pp_rank in range(mine.cluster.pp_size):
+            capacity = local_capacity_tokens(mine, pp_rank)
+            for tp_rank in range(mine.cluster.tp_replicas):
+                rank = build_rank(rank_config(mine, pp_rank, tp_rank), hooks(pp_rank, tp_rank))
+                setting.ranks.append(PipelineRank(env, setting, rank, capacity, transfers, side))
+        watch_for_stalls(setting, side)
+    sides = Sides(settings[PREFILL], settings[DECODE], transfers, [])
+    sides.decode.peer, sides.decode.recording.peer = sides.prefill, sides.prefill.recording
+    transfers.on_change = Changes(sides)
+    transfers.on_write = sides.landed.append
+    return sides
+
+
+class Changes:
+    """What a change of a status means outside: a mark, and a sleeping first rank that has to look."""
+
+    READY = {KVPoll.WAITING_FOR_INPUT: "ready", KVPoll.SUCCESS: "landed"}
+
+    def __init__(self, sides: Sides) -> None:
+        self.sides = sides
+
+    def __call__(self, side: str, end: End, at_ns: int) -> None:
+        setting = self.sides.of(side)
+        first = setting.ranks[0]
+        assert isinstance(first, PipelineRank)
+        first.nap.rings()
+        what = self.READY.get(KVPoll(end.status or 0)) if side == PREFILL else ""
+        if side == DECODE and end.status == KVPoll.SUCCESS:
+            what = "received"
+        if what:
+            assert setting.marks is not None
+            setting.marks.reached(what, end.rid, iteration_at(first.iteration_starts, at_ns), at_ns)
+
+
+def run(env: Environment, sides: Sides) -> Verdict:
+    """Let it go until nothing happens any more; the first thing that went wrong is the verdict."""
+    try:
+        run_until_quiet(env)
+    except (CoreError, StopRun) as error:
+        guilty = sides.transfers.guilty or PREFILL
+        return named(guilty, root_cause(verdict_of(error), sides.of(guilty)))
+    except Stuck as stuck:
+        return stuck.verdict
+    warn_of_refusals(sides.decode)
+    for side in SIDES:
+        stuck_for_ever = asleep(sides.of(side)) or deadlock(sides.of(side))
+        if stuck_for_ever is not None:
+            return named(side, root_cause(stuck_for_ever, sides.of(side)))
+    for side in SIDES:
+        left = leftovers(sides.of(side))
+        if left is not None:
+            return named(side, left)
+    return PASS
+
+
+def named(side: str, verdict: Verdict) -> Verdict:
+    """The verdict, with the side that it is about."""
+    return verdict._replace(message=f"{side} side: {verdict.message}")
+
+
+def asleep(setting: Setting) -> Verdict | None:
+    """The first rank sleeps for ever: it has requests, and nothing that could move them will ever happen."""
+    first = setting.ranks[0]
+    if not isinstance(first, PipelineRank) or not first.nap.sleeps:
+        return None
+    rank = first.rank
+    what = f"{len(rank.scheduler.requests)} requests wait for something that will never happen"
+    lines = [f"{what} (nothing is launched, sent or due any more):", *(f"  {q}" for q in queue_lines(rank.scheduler))]
+    return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), None, 0, rank.iteration, rank.slot, None)
+
+
+def finish(sides: Sides) -> None:
+    """Marks and the spans of the KV links, in an order that does not depend on who ran first."""
+    for side in SIDES:
+        marks = sides.of(side).marks
+        assert marks is not None
+        marks.finish(sides.of(side))
+    for write in sorted(sides.landed, key=lambda w: (w.rank, w.begin_ns, w.room, w.nth)):
+        end_ns = write.begin_ns + write.duration_ns
+        sides.prefill.recording.span(write.rank, "kv", write.slot, write.iteration, write.begin_ns, end_ns)
