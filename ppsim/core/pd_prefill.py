@@ -36,7 +36,7 @@ class PrefillRole(Role):
         super().__init__(scheduler)
         self.bootstrap: list[Request] = []
         self.inflight: list[Request] = []
-        self.num_buffers = 2 * scheduler.config.max_running_requests
+        self.num_buffers = self.total_buffers = 2 * scheduler.config.max_running_requests
 
     def queues(self) -> dict[str, list[Request]]:
         return {"bootstrap": self.bootstrap, "inflight": self.inflight}

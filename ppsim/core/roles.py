@@ -23,7 +23,7 @@ class Role:
     """The plain server."""
 
     prefills = True  # builds prefill batches
-    num_buffers = 0  # free metadata buffers
+    num_buffers = total_buffers = 0  # metadata buffers: free ones, all of them
     clears_full_flag = False  # batch_is_full falls at every visit (as the PD loops do)
 
     def __init__(self, scheduler: Intake) -> None:

@@ -326,6 +326,8 @@ class SimulatedRank:
 
     def _act(self, effect: fx.Act) -> None:
         self.setting.facts.act(self.rank_id, self.rank.iteration, effect.what, effect.key)
+        if self.setting.marks is not None:
+            self.setting.marks.acted(self, effect.what, effect.key)
 
     def _reply(self, effect: fx.Reply) -> None:
         self.setting.recording.reply(self.now, effect)

@@ -117,6 +117,8 @@ def rank_leftover(simulated: SimulatedRank) -> tuple[str, str] | None:
         return "INV-23", f"only {kv.pool.free_tokens} of {kv.pool.capacity_tokens} KV tokens are free at the end"
     if len(kv.free_rows) != scheduler.config.max_running_requests:
         return "INV-24", f"only {len(kv.free_rows)} of {scheduler.config.max_running_requests} request rows are free"
+    if scheduler.role.num_buffers != scheduler.role.total_buffers:
+        return "INV-24", f"{scheduler.role.num_buffers} of {scheduler.role.total_buffers} metadata buffers are free"
     return None
 
 

@@ -12,6 +12,7 @@ from ppsim.world.audit import Audit
 from ppsim.world.choices import Choices
 from ppsim.world.client import Client, Sampler
 from ppsim.world.facts import Facts
+from ppsim.world.marks import Marks
 from ppsim.world.network import Network
 from ppsim.world.watch import Watch
 
@@ -34,6 +35,8 @@ class Setting:
     facts: Facts
     scripted: frozenset[str] = frozenset()  # requests that name an iteration: they arrive when they are read
     audit: Audit | None = None  # every invariant, where asked for (run.invariants)
+    marks: Marks | None = None  # disaggregation: instants that cut the time to the first token
+    peer: Setting | None = None  # two pipelines: of the decode side, the prefill side
     store_lag_ns: int = 0
     receives_on_stream: bool = False
     ranks: list[SimulatedRank] = field(default_factory=list)

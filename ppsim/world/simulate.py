@@ -26,6 +26,7 @@ from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.driver import SimulatedRank
 from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_refusals
 from ppsim.world.facts import Facts
+from ppsim.world.marks import Marks
 from ppsim.world.network import Network
 from ppsim.world.setting import Setting
 from ppsim.world.watch import StopRun, Watch
@@ -58,8 +59,13 @@ def simulate(
     given: Given | None = None,
 ) -> SimulationResult:
     """Run a scenario to its end. Raises ScenarioError or TraceError for bad input; all else is in the verdict."""
-    setting = prepare(scenario, progress, choices or SeededChoices(scenario.seed), given or Given())
+    choices, given = choices or SeededChoices(scenario.seed), given or Given()
     make_hooks = hooks or hooks_for(scenario.bugs)
+    if scenario.disaggregation.role == "pd":
+        from ppsim.world.pd_simulate import simulate_pair
+
+        return simulate_pair(scenario, progress, choices, make_hooks, given.tokens)
+    setting = prepare(scenario, progress, choices, given)
     env = ChoosingEnvironment(setting.choices)
     cluster = scenario.cluster
     for pp_rank in range(cluster.pp_size):
@@ -76,6 +82,9 @@ def simulate(
         return SimulationResult(setting.recording, root_cause(verdict_of(error), setting), setting)
     except Stuck as stuck:
         return SimulationResult(setting.recording, root_cause(stuck.verdict, setting), setting)
+    finally:
+        if setting.marks is not None:
+            setting.marks.finish(setting)
     warn_of_refusals(setting)
     stuck_for_ever = deadlock(setting)
     if stuck_for_ever is not None:
@@ -84,9 +93,15 @@ def simulate(
     return SimulationResult(setting.recording, verdict, setting)
 
 
-def prepare(scenario: Scenario, progress: Callable[[int, int], None] | None, choices: Choices, given: Given) -> Setting:
-    """Everything the ranks share."""
-    workload = build_workload(scenario)
+def prepare(
+    scenario: Scenario,
+    progress: Callable[[int, int], None] | None,
+    choices: Choices,
+    given: Given,
+    workload: Workload | None = None,
+) -> Setting:
+    """Everything the ranks share. The workload is the scenario's unless another one is given."""
+    workload = workload or build_workload(scenario)
     if given.inputs_by_iteration is None:
         check_requests_fit(scenario, [a.request for a in workload.arrivals])
     cluster, model = scenario.cluster, scenario.model
@@ -115,6 +130,7 @@ def prepare(scenario: Scenario, progress: Callable[[int, int], None] | None, cho
         watch=watch,
         audit=Audit(cluster.pp_size * cluster.tp_replicas) if scenario.run.invariants else None,
         facts=Facts(scenario.observations, choices),
+        marks=None if scenario.disaggregation.role == "plain" else Marks(cluster.pp_size * cluster.tp_replicas),
         store_lag_ns=round(scenario.disaggregation.store_lag_us * 1000),
         scripted=frozenset(a.request.rid for a in workload.arrivals if a.at_ns is None),
     )

@@ -46,9 +46,10 @@ class Stuck(PpsimError):
 class Watchdog:
     """Watches all ranks of a setting. ``limit_ns`` of virtual time."""
 
-    def __init__(self, setting: Setting, limit_ns: int) -> None:
+    def __init__(self, setting: Setting, limit_ns: int, side: str = "") -> None:
         self.setting = setting
         self.limit_ns = limit_ns
+        self.side = f"{side} side: " if side else ""
         self.idle: deque[tuple[int, int]] = deque(maxlen=NUM_IDLE_KEPT)
 
     def attach(self) -> None:
@@ -116,7 +117,8 @@ class Watchdog:
             first, cycle = first_without_progress(standings)
         simulated = self.setting.ranks[first]
         limit = f"{self.limit_ns / NS_PER_MS:g} ms"
-        lines = [f"watchdog: no progress for {limit} of virtual time; first: {standings[first].sentence(now_ns)}"]
+        sentence = standings[first].sentence(now_ns)
+        lines = [f"{self.side}watchdog: no progress for {limit} of virtual time; first: {sentence}"]
         lines += [f"  {s.sentence(now_ns)}" for s in standings if s.rank != first]
         if cycle:
             lines.append("  wait-for cycle: " + " -> ".join(str(rank) for rank in [*cycle, cycle[0]]))
@@ -146,8 +148,8 @@ def dump(setting: Setting) -> list[str]:
     return lines
 
 
-def watch_for_stalls(setting: Setting) -> None:
-    """Attach a watchdog if the scenario asks for one."""
+def watch_for_stalls(setting: Setting, side: str = "") -> None:
+    """Attach a watchdog if the scenario asks for one. ``side`` names the pipeline where there are two."""
     limit_ns = round(setting.scenario.run.watchdog_ms * NS_PER_MS)
     if limit_ns:
-        Watchdog(setting, limit_ns).attach()
+        Watchdog(setting, limit_ns, side).attach()
