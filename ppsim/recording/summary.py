@@ -80,7 +80,7 @@ def summarize(recording: Recording, verdict: Verdict) -> dict[str, Any]:
         "output_tokens": output_tokens,
         "input_tokens_per_s": rate(prompt_tokens, makespan_ns),
         "output_tokens_per_s": rate(output_tokens, makespan_ns),
-        **cache_use(recording, lives),
+        **cache_use(recording if recording.peer is None else recording.peer, lives),
         "stages": [stage.as_json() for stage in stages],
         "decision_digests": list(digests.decisions),
         "warnings": recording.warnings,
@@ -155,7 +155,7 @@ def cache_use(recording: Recording, lives: Iterable[Life]) -> dict[str, Any]:
     seen: dict[str, int] = {}
     for decision in recording.decisions[0]:
         for rid, prefix_len, _ in decision.pieces:
-            if rid not in seen:
+            if rid not in seen and prefix_len < prompts.get(rid, 0):  # a decode server never runs a prompt
                 seen[rid] = prefix_len
     cached = sum(seen.values())
     admitted = sum(prompts.get(rid, 0) for rid in seen)
