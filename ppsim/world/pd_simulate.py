@@ -23,14 +23,14 @@ from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.tree import Scenario
 from ppsim.world.choices import Choices
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
-from ppsim.world.ending import deadlock, leftovers, root_cause
+from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_refusals
 from ppsim.world.marks import iteration_at
 from ppsim.world.pd_rank import PipelineRank
 from ppsim.world.pd_rooms import End, Peers, Write
 from ppsim.world.pd_sides import DECODE, PREFILL, SIDES, SideChoices, one_side, shared_workload
-from ppsim.world.pd_transfer import Transfers, TransferRules
+from ppsim.world.pd_transfer import TransferRules, Transfers
 from ppsim.world.setting import Setting
-from ppsim.world.simulate import Given, SimulationResult, prepare, verdict_of, warn_of_refusals
+from ppsim.world.simulate import Given, SimulationResult, prepare, verdict_of
 from ppsim.world.watch import StopRun
 from ppsim.world.watchdog import Stuck, watch_for_stalls
 
