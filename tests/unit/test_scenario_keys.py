@@ -121,6 +121,15 @@ PREFILL = {
     "workload.requests": requests(3, prompt=20, output=1),
 }
 DECODE = {**QUADRATIC, "disaggregation.role": "decode", "disaggregation.num_reserved_decode_tokens": 16}
+TWO_SIDES = {
+    **QUADRATIC,
+    "disaggregation.role": "pd",
+    "disaggregation.num_reserved_decode_tokens": 4,
+    "disaggregation.decode_max_total_tokens": 256,
+    "disaggregation.kv_bandwidth_gb_per_s": 1.0,
+    "host.schedule_us": 50.0,
+}
+FULL_DECODE = {**TWO_SIDES, "disaggregation.decode_max_total_tokens": 40, "workload.requests": requests(4, prompt=20)}
 GRAMMAR = {**QUADRATIC, "workload.requests": requests(2, prompt=20, output=3, grammar="json")}
 ABORTS = {**QUADRATIC, "workload.aborts": [{"rid": "R2", "at_iteration": 3}]}
 
@@ -128,6 +137,11 @@ ABORTS = {**QUADRATIC, "workload.aborts": [{"rid": "R2", "at_iteration": 3}]}
 def one(**fields: Any) -> dict[str, Any]:
     """One scripted request with these fields."""
     return {"workload.requests": [{"rid": "R1", "prompt": 20, "output": 4, **fields}]}
+
+
+def kv_fault(**fields: Any) -> dict[str, Any]:
+    """Two sides, and one KV write that goes wrong."""
+    return {**TWO_SIDES, "disaggregation.kv_faults": [{"rid": "R1", "rank": 0, **fields}]}
 
 
 def listed(**fields: Any) -> dict[str, Any]:
@@ -365,6 +379,9 @@ KEYS: dict[str, Case] = {
         abort(rid="R2", abort_all=False, at_iteration=3),
     ),
     "workload.aborts.at_iteration": Case(ABORTS, abort(rid="R2", at_iteration=9)),
+    "workload.aborts.side": Case(
+        TWO_SIDES | abort(rid="R2", at_ms=3.0, side="decode"), abort(rid="R2", at_ms=3.0, side="prefill")
+    ),
     "workload.aborts.at_ms": Case(QUADRATIC | abort(rid="R2", at_ms=3.0), abort(rid="R2", at_ms=20.0)),
     "workload.flushes.rid": Case(
         {**QUADRATIC, "workload.flushes": [{"rid": "F", "at_iteration": 3}]},
@@ -395,6 +412,22 @@ KEYS: dict[str, Case] = {
     "disaggregation.variant": Case(PREFILL, {"disaggregation.variant": "released"}),
     "disaggregation.num_reserved_decode_tokens": Case(DECODE, {"disaggregation.num_reserved_decode_tokens": 4090}),
     "disaggregation.store_lag_us": Case(PREFILL, {"disaggregation.store_lag_us": 9000.0}),
+    "disaggregation.decode_pp_size": Case(TWO_SIDES, {"disaggregation.decode_pp_size": 1}),
+    "disaggregation.decode_pp_async_batch_depth": Case(TWO_SIDES, {"disaggregation.decode_pp_async_batch_depth": 1}),
+    "disaggregation.decode_max_total_tokens": Case(FULL_DECODE, {"disaggregation.decode_max_total_tokens": 60}),
+    "disaggregation.decode_max_running_requests": Case(TWO_SIDES, {"disaggregation.decode_max_running_requests": 1}),
+    "disaggregation.control_latency_us": Case(TWO_SIDES, {"disaggregation.control_latency_us": 300.0}),
+    "disaggregation.kv_bandwidth_gb_per_s": Case(TWO_SIDES, {"disaggregation.kv_bandwidth_gb_per_s": 0.5}),
+    "disaggregation.kv_latency_us": Case(TWO_SIDES, {"disaggregation.kv_latency_us": 300.0}),
+    "disaggregation.bootstrap_timeout_ms": Case(FULL_DECODE, {"disaggregation.bootstrap_timeout_ms": 5.0}),
+    "disaggregation.receive_timeout_ms": Case(TWO_SIDES, {"disaggregation.receive_timeout_ms": 1.0}),
+    "disaggregation.lease_ms": Case(
+        kv_fault(what="lost") | {"disaggregation.receive_timeout_ms": 9.0}, {"disaggregation.lease_ms": 7.0}
+    ),
+    "disaggregation.kv_faults.rid": Case(kv_fault(), kv_fault(rid="R2")),
+    "disaggregation.kv_faults.rank": Case(kv_fault(), kv_fault(rank=1)),
+    "disaggregation.kv_faults.nth": Case(kv_fault(), kv_fault(nth=2)),
+    "disaggregation.kv_faults.what": Case(kv_fault(), kv_fault(what="lost")),
     "observations.max_delay": Case(GRAMMAR, {"observations.max_delay": 9}),
     "observations.listed.what": Case(GRAMMAR | listed(), listed(what="transfer")),
     "observations.listed.rid": Case(GRAMMAR | listed(), listed(rid="R2")),
