@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from ppsim.core.effects import Decision, Harvest, Reply
 from ppsim.core.hooks import Hooks
+from ppsim.core.messages import Input
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import LaunchedBatch
 from tests.interactions.experiment import Experiment, sampled
@@ -30,16 +31,15 @@ class OneRank:
     hooks: Hooks = field(default_factory=Hooks)
     replies: list[Reply] = field(default_factory=list)
     tokens: dict[int, tuple[int, ...] | None] = field(default_factory=dict)
-    num_mixed: int = 0
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(self.experiment.config, self.experiment.capacity_tokens, self.hooks)
         self.iteration = 0
         self.sweep_had_batch = False
 
-    def visit(self) -> Visit:
+    def visit(self, *inputs: Input) -> Visit:
         """One iteration: inputs, decision, harvest, and the idle housekeeping at the end of a sweep."""
-        self.scheduler.apply(self.experiment.due(self.iteration))
+        self.scheduler.apply((*self.experiment.due(self.iteration), *inputs))
         batch, decision = self.scheduler.schedule(self.iteration)
         if batch is not None:
             self.tokens[self.iteration] = sample(batch)

@@ -81,6 +81,9 @@ def same_memory(real: OneRank, naive: ReferenceScheduler, iteration: int) -> Non
     assert picture(s.kv.tree) == naive.tree.picture(), where
     assert ownership_problem(s.kv.pool, s.kv.tree, s.requests.values()) == "", where
     assert all(r.inflight_middle_chunks == 0 or r.state is State.PREFILL for r in s.requests.values()), where
+    for slot in s.slots.slots:  # what a launched batch writes stays held until its harvest (bugs.md B35)
+        for piece in slot.launched.forward.pieces if slot.in_flight and slot.launched else ():
+            assert len(piece.kv.pages) * s.config.page_size >= piece.prefix_len + piece.new_tokens, where
 
 
 @settings(max_examples=num_examples(250), deadline=None, derandomize=True)
