@@ -7,6 +7,7 @@ leaves a choice, the first value of open_choices.md (docs/decisions/0001-open-ch
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass, replace
 
 from ppsim.core.admission import PrefillAdder, Result, expected_growth, full_growth
@@ -450,9 +451,5 @@ def planned_chunk(config: RankConfig, prefix_len: int) -> int:
     """Size of the next chunk after ``prefix_len`` tokens: from the replicated table, else the fixed size."""
     fixed = config.chunked_prefill_size
     assert fixed is not None
-    size = 0
-    for start, entry in config.chunk_table:
-        if start > prefix_len:
-            break
-        size = entry
-    return size or fixed
+    row = bisect_right(config.chunk_table, prefix_len, key=lambda entry: entry[0]) - 1
+    return (config.chunk_table[row][1] if row >= 0 else 0) or fixed

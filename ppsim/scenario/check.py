@@ -6,6 +6,7 @@ A configuration that can never progress is refused here, at the start, and not p
 from __future__ import annotations
 
 from ppsim.errors import ScenarioError
+from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import MAX_TOKENS, Scenario
 
 
@@ -20,7 +21,7 @@ def check_scenario(s: Scenario) -> None:
 
 def check_cluster(s: Scenario) -> None:
     c = s.cluster
-    if c.pp_size > s.model.num_hidden_layers and s.cost.source != "unit":
+    if c.pp_size > s.model.num_hidden_layers and s.cost.source == "quadratic":
         raise ScenarioError(
             "cluster.pp_size",
             f"{c.pp_size} stages, but the model has only {s.model.num_hidden_layers} layers",
@@ -66,6 +67,12 @@ def check_scheduler(s: Scenario) -> None:
 
 def check_model(s: Scenario) -> None:
     m = s.model
+    if s.cost.source == "roofline":
+        for key, value in (("model.key", m.key), ("gpu.key", s.gpu.key)):
+            if value is None:
+                raise ScenarioError(key, "is not set", "cost.source 'roofline' needs model.key and gpu.key")
+        stage_cost(s)  # raises for an unknown key, heads that tp_size does not divide, an impossible partition
+        return
     partition = m.layer_partition
     if partition is not None:
         if len(partition) != s.cluster.pp_size:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ppsim.core.config import RankConfig
-from ppsim.cost.partition import even_partition
+from ppsim.cost.gpu import load_gpu
+from ppsim.cost.memory import model_capacity
 from ppsim.errors import ScenarioError
+from ppsim.scenario.chunks import chunk_table, first_chunk
+from ppsim.scenario.layers import model_shape, partition_of
 from ppsim.scenario.tree import Scenario
 
 INIT_NEW_TOKEN_RATIO = Fraction(7, 10)  # SGLANG_INIT_NEW_TOKEN_RATIO
@@ -20,7 +23,6 @@ def rank_config(s: Scenario, pp_rank: int, tp_rank: int = 0) -> RankConfig:
     """Configuration of one rank."""
     c, k = s.scheduler, s.cluster
     init = min(INIT_NEW_TOKEN_RATIO * Fraction(str(c.schedule_conservativeness)), Fraction(1))
-    chunk = c.chunked_prefill_size
     return RankConfig(
         pp_rank=pp_rank,
         pp_size=k.pp_size,
@@ -28,7 +30,7 @@ def rank_config(s: Scenario, pp_rank: int, tp_rank: int = 0) -> RankConfig:
         tp_replicas=k.tp_replicas,
         pp_async_batch_depth=k.pp_async_batch_depth,
         schedule_policy=c.schedule_policy,
-        chunked_prefill_size=None if chunk == -1 else chunk,
+        chunked_prefill_size=first_chunk(s),
         max_prefill_tokens=c.max_prefill_tokens,
         prefill_max_requests=c.prefill_max_requests or None,
         enable_mixed_chunk=c.enable_mixed_chunk,
@@ -46,6 +48,7 @@ def rank_config(s: Scenario, pp_rank: int, tp_rank: int = 0) -> RankConfig:
         cuda_graph=k.cuda_graph,
         init_new_token_ratio=init,
         min_new_token_ratio=init * MIN_NEW_TOKEN_RATIO_FACTOR,
+        chunk_table=chunk_table(s),
         role=s.disaggregation.role,
         bootstrap_consensus=s.disaggregation.bootstrap,
         vote_variant=s.disaggregation.variant,
@@ -56,15 +59,6 @@ def rank_config(s: Scenario, pp_rank: int, tp_rank: int = 0) -> RankConfig:
         retract_decode_steps=RETRACT_DECODE_STEPS,
         consensus_check_interval=s.run.consensus_check_interval,
     )
-
-
-def partition_of(s: Scenario) -> tuple[int, ...]:
-    """Layers of each stage."""
-    if s.model.layer_partition is not None:
-        return s.model.layer_partition
-    if s.cluster.pp_size > s.model.num_hidden_layers:  # only the unit cost allows it: layers do not matter there
-        return (1,) * s.cluster.pp_size
-    return even_partition(s.model.num_hidden_layers, s.cluster.pp_size)
 
 
 def local_capacity_tokens(s: Scenario, pp_rank: int) -> int:
@@ -78,6 +72,12 @@ def local_capacity_tokens(s: Scenario, pp_rank: int) -> int:
         return given[pp_rank]
     if given is not None:
         return given
+    if s.cost.source == "roofline":
+        capacity = model_capacity(
+            model_shape(s), load_gpu(s.gpu.key or ""), partition_of(s), s.cluster.tp_size, s.gpu.mem_fraction_static
+        )
+        need = max(s.scheduler.chunked_prefill_size, s.scheduler.page_size)
+        return capacity.require(need).stages[pp_rank].num_tokens
     budget = round(s.gpu.memory_gb * s.gpu.mem_fraction_static * GB)
     weights = stage_weight_bytes(s, pp_rank) // s.cluster.tp_size
     layers = partition_of(s)[pp_rank]

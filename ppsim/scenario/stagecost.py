@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from ppsim.cost.config_json import load_model
+from ppsim.cost.gpu import load_gpu
+from ppsim.cost.roofline import Rates, RooflineCost
 from ppsim.cost.stage import NS_PER_MS, QuadraticCost, StageCost, UnitCost
-from ppsim.scenario.rank import partition_of
+from ppsim.scenario.layers import partition_of
 from ppsim.scenario.tree import Scenario
 
 
@@ -13,6 +16,9 @@ def stage_cost(s: Scenario) -> StageCost:
     if c.source == "unit":
         return UnitCost(round(c.unit_ms * NS_PER_MS), tuple(round(ms * NS_PER_MS) for ms in c.slot_ms))
     layers = partition_of(s)
+    if c.source == "roofline":
+        rates = Rates(efficiency=c.efficiency, tp_gb_per_s=c.tp_gb_per_s)
+        return RooflineCost(load_model(s.model.key or ""), load_gpu(s.gpu.key or ""), s.cluster.tp_size, layers, rates)
     return QuadraticCost(
         shares=tuple(n / sum(layers) for n in layers),
         floor_ms=c.prefill_floor_ms,

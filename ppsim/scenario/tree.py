@@ -38,6 +38,9 @@ class Scheduler(Section):
 
     schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
     chunked_prefill_size: int = 8192  # tokens; -1: no chunking
+    enable_dynamic_chunking: bool = False  # chunks of equal time for a prompt that is being continued
+    dynamic_chunking_smooth_factor: Annotated[float, Field(ge=0, le=1)] = 0.75  # 0: off, 1: follows the model
+    chunk_planner: Literal["sglang", "equal_time", "optimal"] = "sglang"  # who makes the chunk table
     max_prefill_tokens: Positive = 16384
     prefill_max_requests: NonNegative = 0  # requests in a prefill batch; 0: no limit
     enable_mixed_chunk: bool = False
@@ -71,11 +74,13 @@ class Model(Section):
     dtype_bytes: Literal[1, 2, 4] = 2
     layer_partition: tuple[Positive, ...] | None = None  # layers of each stage; None: even, remainder to the last
     path: str | None = None
+    key: str | None = None  # a known model or a config.json: its shape replaces the fields above (cost.source roofline)
 
 
 class Gpu(Section):
     """Memory of one GPU; with the model it gives the KV pool where scheduler.max_total_tokens is not set."""
 
+    key: str | None = None  # a GPU of the table (cost.source roofline); its memory replaces memory_gb
     memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 80.0
     mem_fraction_static: Fraction = 0.85
 
@@ -86,10 +91,13 @@ class CostTree(Section):
     ``unit``: every stage needs ``unit_ms`` for any non-empty batch (``slot_ms``: for a batch in slot s).
     ``quadratic``: a prefill piece of x tokens after a prefix of L costs
     max(floor, c + gamma L + b x + a (2 L x + x^2)); a decode batch of n rows over K tokens of KV costs c + r n + k K.
+    ``roofline``: from ``model.key`` and ``gpu.key``, first principles with one efficiency constant.
     """
 
-    source: Literal["unit", "quadratic"] = "quadratic"
+    source: Literal["unit", "quadratic", "roofline"] = "quadratic"
     unit_ms: Cost = 1000.0
+    efficiency: Fraction = 0.6  # roofline: reached share of the peak arithmetic rate
+    tp_gb_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # roofline: all-reduce ring
     slot_ms: tuple[Cost, ...] = ()
     prefill_floor_ms: Cost = 0.0
     prefill_c_ms: Cost = 2.0

@@ -79,6 +79,22 @@ GENERATED = {
     "workload.input_length": {"kind": "fixed", "value": 20, "max": 64},
     "workload.output_length": {"kind": "fixed", "value": 4},
 }
+ROOFLINE = {
+    "cluster.pp_size": 2,
+    "cost.source": "roofline",
+    "model.key": "qwen3-8b",
+    "gpu.key": "h100",
+    "workload.source": "requests",
+    "workload.requests": [{"rid": "R1", "at_iteration": 0, "prompt": 512, "output": 2}],
+}
+ONE_LONG = {
+    **ROOFLINE,
+    "scheduler.chunked_prefill_size": 4096,
+    "scheduler.context_length": 131072,
+    "scheduler.page_size": 64,
+    "scheduler.max_total_tokens": 200_000,
+    "workload.requests": [{"rid": "R1", "at_iteration": 0, "prompt": 65536, "output": 1}],
+}
 UNIFORM = {**GENERATED, "workload.input_length": {"kind": "uniform", "min": 4, "max": 64}}
 LOGNORMAL = {**GENERATED, "workload.input_length": {"kind": "lognormal", "mean": 20.0, "sigma": 0.5, "max": 64}}
 LOGNORMAL_OUT = {**GENERATED, "workload.output_length": {"kind": "lognormal", "mean": 4.0, "sigma": 0.5, "max": 9}}
@@ -303,8 +319,19 @@ KEYS: dict[str, Case] = {
     "model.path": Case({**UNIT, "model.path": "/nowhere/a"}, {"model.path": "/nowhere/b"}, checkpoint),
     # gpu
     "gpu.memory_gb": Case(FROM_MEMORY, {"gpu.memory_gb": 40.0}),
+    "gpu.key": Case(ROOFLINE, {"gpu.key": "h200"}),
     "gpu.mem_fraction_static": Case(FROM_MEMORY, {"gpu.mem_fraction_static": 0.5}),
     # cost
+    "cost.efficiency": Case(ROOFLINE, {"cost.efficiency": 0.3}),
+    "cost.tp_gb_per_s": Case({**ROOFLINE, "cluster.tp_size": 2}, {"cost.tp_gb_per_s": 5.0}),
+    "model.key": Case(ROOFLINE, {"model.key": "llama-3.1-8b"}),
+    "scheduler.enable_dynamic_chunking": Case(ONE_LONG, {"scheduler.enable_dynamic_chunking": True}),
+    "scheduler.dynamic_chunking_smooth_factor": Case(
+        {**ONE_LONG, "scheduler.enable_dynamic_chunking": True}, {"scheduler.dynamic_chunking_smooth_factor": 1.0}
+    ),
+    "scheduler.chunk_planner": Case(
+        {**ONE_LONG, "scheduler.enable_dynamic_chunking": True}, {"scheduler.chunk_planner": "optimal"}
+    ),
     "cost.source": Case(UNIT, {"cost.source": "quadratic"}),
     "cost.unit_ms": Case(UNIT, {"cost.unit_ms": 2.0}),
     "cost.slot_ms": Case(UNIT, {"cost.slot_ms": [3.0, 5.0]}),
@@ -426,7 +453,7 @@ KEYS: dict[str, Case] = {
     ),
     "disaggregation.kv_faults.rid": Case(kv_fault(), kv_fault(rid="R2")),
     "disaggregation.kv_faults.rank": Case(kv_fault(), kv_fault(rank=1)),
-    "disaggregation.kv_faults.nth": Case(kv_fault(), kv_fault(nth=2)),
+    "disaggregation.kv_faults.nth": Case(kv_fault(), kv_fault(nth=9)),
     "disaggregation.kv_faults.what": Case(kv_fault(), kv_fault(what="lost")),
     "observations.max_delay": Case(GRAMMAR, {"observations.max_delay": 9}),
     "observations.listed.what": Case(GRAMMAR | listed(), listed(what="transfer")),

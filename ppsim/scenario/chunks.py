@@ -1,0 +1,125 @@
+"""The chunk table of a scenario: computed once with floats, replicated as integers (design decision 4).
+
+A table is a list of (first prefix length, chunk size) in rising order; size 0 means the static chunk size. ``sglang``
+answers for every prefix, exactly as the engine's predictor would; ``equal_time`` and ``optimal`` are made for the
+longest prompt of the workload, whose plan they follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from ppsim.cost.coefficients import Coefficients
+from ppsim.cost.plan import Pipeline, Plan
+from ppsim.cost.planners import equal_time, optimal
+from ppsim.cost.roofline import RooflineCost
+from ppsim.cost.sglang_chunks import ALIGN_TOKENS, ChunkPredictor, fit_profile, profile_lengths
+from ppsim.cost.stage import NS_PER_MS
+from ppsim.errors import ScenarioError
+from ppsim.scenario.layers import partition_of
+from ppsim.scenario.stagecost import stage_cost
+from ppsim.scenario.tree import Scenario
+
+Table: TypeAlias = tuple[tuple[int, int], ...]
+
+
+def chunk_table(s: Scenario) -> Table:
+    """The replicated table; empty where dynamic chunking is off."""
+    c = s.scheduler
+    if not c.enable_dynamic_chunking or c.dynamic_chunking_smooth_factor == 0:
+        return ()
+    if c.chunk_planner == "sglang":
+        predictor = sglang_predictor(s)
+        return breakpoints(lambda prefix: predictor.next_chunk(prefix) or 0, c.context_length)
+    return plan_table(planned(s))
+
+
+def first_chunk(s: Scenario) -> int | None:
+    """Tokens of a prompt's first chunk; None: no chunking."""
+    c = s.scheduler
+    if c.chunked_prefill_size == -1:
+        return None
+    table = () if c.chunk_planner == "sglang" else chunk_table(s)
+    return table[0][1] if table else c.chunked_prefill_size
+
+
+def sglang_predictor(s: Scenario) -> ChunkPredictor:
+    """Profile the first stage, fit, predict: what SGLang does when it starts (protocol.md 5)."""
+    c, cost = s.scheduler, stage_cost(s)
+    lengths = profile_lengths(c.chunked_prefill_size)
+    times = [cost.batch_ns(0, 0, [(0, n, False)]) / NS_PER_MS for n in lengths]
+    return ChunkPredictor.from_fit(
+        fit_profile(lengths, times),
+        c.chunked_prefill_size,
+        page_size=c.page_size,
+        context_length=c.context_length,
+        max_prefill_tokens=c.max_prefill_tokens,
+        smooth_factor=c.dynamic_chunking_smooth_factor,
+    )
+
+
+def breakpoints(size_at: Callable[[int], int], stop: int) -> Table:
+    """Where a falling step function of the prefix changes, by bisection: exact for every prefix below ``stop``."""
+    found = [(0, size_at(0))]
+
+    def between(low: int, low_size: int, high: int, high_size: int) -> None:
+        if low_size == high_size:
+            return
+        if high - low == 1:
+            found.append((high, high_size))
+            return
+        middle = (low + high) // 2
+        size = size_at(middle)
+        between(low, low_size, middle, size)
+        between(middle, size, high, high_size)
+
+    between(0, found[0][1], stop, size_at(stop))
+    return tuple(found)
+
+
+def planned(s: Scenario) -> Plan:
+    """The plan of one of our own planners for the longest prompt."""
+    c, length = s.scheduler, longest_prompt(s)
+    cost = coefficients(s)
+    pipeline = Pipeline.of(partition_of(s), (s.host.schedule_us + s.host.process_us) / 1000, s.links.latency_us / 1000)
+    planner = equal_time if c.chunk_planner == "equal_time" else optimal
+    return planner(length, cost, pipeline, align=max(c.page_size, ALIGN_TOKENS))
+
+
+def longest_prompt(s: Scenario) -> int:
+    """Length of the longest prompt of a scripted or chunked workload."""
+    w = s.workload
+    if w.source == "requests":
+        return max(r.prompt for r in w.requests)
+    if w.source == "chunks":
+        return w.num_chunks * s.scheduler.chunked_prefill_size
+    raise ScenarioError(
+        "scheduler.chunk_planner",
+        f"{s.scheduler.chunk_planner!r} plans one known prompt, but the workload is {w.source!r}",
+        "use 'sglang' for mixed prompts",
+    )
+
+
+def coefficients(s: Scenario) -> Coefficients:
+    """Coefficients of the whole model in milliseconds."""
+    cost = stage_cost(s)
+    if isinstance(cost, RooflineCost):
+        return cost.coefficients()
+    c = s.cost
+    if c.source == "unit":
+        raise ScenarioError(
+            "scheduler.chunk_planner", "unit costs do not depend on the chunk", "use another cost.source"
+        )
+    return Coefficients(
+        c_ms=c.prefill_c_ms,
+        gamma_ms=c.prefill_gamma_ms_per_token,
+        b_ms=c.prefill_b_ms_per_token,
+        a_ms=c.prefill_a_ms_per_token2,
+        floor_ms=c.prefill_floor_ms,
+    )
+
+
+def plan_table(plan: Plan) -> Table:
+    """(prefix, size) of each chunk; a prefix in between gets the size of the chunk that begins before it."""
+    return plan.pieces
