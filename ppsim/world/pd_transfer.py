@@ -129,7 +129,7 @@ class Transfers:
             what(at_ns, *args)
 
     def _change(self, side: str, end: End, status: int, at_ns: int) -> bool:
-        if end.is_terminal:
+        if end.is_terminal or end.status == status:
             return False
         end.status = status
         end.history.append((at_ns, status))
@@ -188,6 +188,7 @@ class Transfers:
         if not sender.has_pages:
             raise self._violation("INV-47", write, "KV is to be sent although the receiver has given no pages yet")
         self._change(PREFILL, sender, KVPoll.TRANSFERRING, at_ns)
+        sender.writes.append(write)
         self.links[write.rank].queue.append(write)
         self._next_write(at_ns, write.rank)
 
