@@ -41,6 +41,35 @@ def smallest(value: Any) -> Any:
     return min(value) if isinstance(value, (tuple, list)) else value
 
 
+ROLES = {"null": "plain", "kv_producer": "prefill", "kv_consumer": "decode"}
+
+
+def to_role(mode: Any) -> Any:
+    return ROLES.get(mode, mode)
+
+
+def to_mode(role: Any) -> Any:
+    return "null" if role == "plain" else role
+
+
+def to_ms(seconds: Any) -> Any:
+    return round(seconds * 1000, 6)
+
+
+def to_seconds(ms: Any) -> Any:
+    """Whole seconds stay whole: SGLang reads some of these variables as integers."""
+    return ms // 1000 if ms % 1000 == 0 else ms / 1000
+
+
+def limit_ms(seconds: Any) -> Any:
+    """SGLang's -1 is off; here 0 is."""
+    return round(seconds * 1000) if seconds > 0 else 0
+
+
+def limit_seconds(ms: Any) -> Any:
+    return to_seconds(ms) if ms else -1
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """``name`` of the value, ``key`` of the tree, ``flag`` that prints it; ``to_key`` and ``to_flag`` convert."""
@@ -96,6 +125,24 @@ ROWS: tuple[Row, ...] = (
         "SGLANG_PP_SKIP_PURE_CHUNKED_OUTPUT_COMM",
     ),
     Row("layer_partition", "model.layer_partition", "SGLANG_PP_LAYER_PARTITION"),
+    Row("disaggregation_mode", "disaggregation.role", "--disaggregation-mode", to_role, to_mode),
+    Row("num_reserved_decode_tokens", "disaggregation.num_reserved_decode_tokens", "--num-reserved-decode-tokens"),
+    Row(
+        "disaggregation_bootstrap_timeout",
+        "disaggregation.bootstrap_timeout_ms",
+        "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT",
+        to_ms,
+        to_seconds,
+    ),
+    Row(
+        "disaggregation_waiting_timeout",
+        "disaggregation.receive_timeout_ms",
+        "SGLANG_DISAGGREGATION_WAITING_TIMEOUT",
+        to_ms,
+        to_seconds,
+    ),
+    Row("req_waiting_timeout", "timeouts.waiting_ms", "SGLANG_REQ_WAITING_TIMEOUT", limit_ms, limit_seconds),
+    Row("req_running_timeout", "timeouts.running_ms", "SGLANG_REQ_RUNNING_TIMEOUT", limit_ms, limit_seconds),
     Row("mem_fraction_static", "gpu.mem_fraction_static", "--mem-fraction-static"),
 )
 VLLM_NAMES: dict[str, str] = {  # vLLM's value that plays the part of SGLang's
@@ -161,16 +208,42 @@ def in_sglang_words(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def to_launch_line(scenario: Scenario) -> str:
-    """The SGLang command that starts what the scenario describes, its environment in front.
+    """The SGLang command that starts what the scenario describes, its environment in front; for both sides of a
+    disaggregated scenario two commands, each under its heading.
 
     Values that are SGLang's defaults are left out, except the sizes; a scenario without a checkpoint prints a
     placeholder for the model. Costs, links and workload are no part of a launch.
     """
+    if scenario.disaggregation.role == "pd":
+        return f"# prefill\n{one_line(scenario, PREFILL)}\n# decode\n{one_line(scenario, decode_side(scenario))}"
+    return one_line(scenario, {})
+
+
+PREFILL: dict[str, Any] = {"disaggregation.role": "prefill"}
+
+
+def decode_side(scenario: Scenario) -> dict[str, Any]:
+    """What the decode side has of its own. It shares the layer split only if it has as many stages."""
+    d = scenario.disaggregation
+    own: dict[str, Any] = {
+        "disaggregation.role": "decode",
+        "cluster.pp_size": d.decode_pp_size or scenario.cluster.pp_size,
+        "cluster.pp_async_batch_depth": d.decode_pp_async_batch_depth,
+        "scheduler.max_total_tokens": d.decode_max_total_tokens,
+        "scheduler.max_running_requests": d.decode_max_running_requests or scenario.scheduler.max_running_requests,
+    }
+    if own["cluster.pp_size"] != scenario.cluster.pp_size:
+        own["model.layer_partition"] = None
+    return own
+
+
+def one_line(scenario: Scenario, instead: Mapping[str, Any]) -> str:
+    """One command; ``instead`` has the keys whose value is not the scenario's."""
     env, words = [], ["python3", "-m", "sglang.launch_server"]
     for row in ROWS:
         if not has_key(row.key):
             continue
-        value = row.to_flag(value_at(scenario, row.key))
+        value = row.to_flag(instead[row.key] if row.key in instead else value_at(scenario, row.key))
         if row.name == "model_path" and value is None:
             words += [row.flag, "<MODEL_PATH>"]
             continue
@@ -191,7 +264,7 @@ def spell(value: Any) -> str:
         return "1" if value else "0"
     if isinstance(value, tuple):
         return ",".join(str(part) for part in value)
-    return repr(value) if isinstance(value, float) else str(value)
+    return f"{int(value)}" if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
 
 
 def value_at(scenario: Scenario, dotted: str) -> Any:

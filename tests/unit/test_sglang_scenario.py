@@ -35,6 +35,11 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         "scheduler.schedule_conservativeness": st.floats(0.01, 4, allow_nan=False),
         "scheduler.pp_max_micro_batch_size": st.integers(0, 64),
         "scheduler.max_total_tokens": st.one_of(st.none(), sizes, st.lists(sizes, min_size=pp_size, max_size=pp_size)),
+        "disaggregation.role": st.sampled_from(["plain", "prefill", "decode"]),
+        "disaggregation.bootstrap_timeout_ms": st.integers(0, 10**7).map(float),
+        "disaggregation.receive_timeout_ms": st.integers(0, 10**7).map(float),
+        "timeouts.waiting_ms": st.integers(0, 10**7),
+        "timeouts.running_ms": st.integers(0, 10**7),
         "scheduler.dynamic_chunking_smooth_factor": st.floats(0, 1, allow_nan=False),
         "model.layer_partition": st.one_of(st.none(), partition),
         "gpu.mem_fraction_static": st.floats(0.01, 1, allow_nan=False),
@@ -83,8 +88,34 @@ def test_overrides_make_the_scenario_that_was_printed(scenario: Scenario) -> Non
     assert to_launch_line(again) == to_launch_line(scenario)
 
 
+def test_a_scenario_of_both_sides_prints_two_servers() -> None:
+    raw: dict[str, Any] = {
+        "cluster": {"pp_size": 4, "pp_async_batch_depth": 1},
+        "model": {"path": "m", "num_hidden_layers": 10, "layer_partition": [2, 2, 3, 3]},
+        "disaggregation": {"role": "pd", "decode_pp_size": 1, "decode_max_running_requests": 7},
+    }
+    prefill, decode = read_launch(to_launch_line(validate(raw)))
+    assert (prefill.role, prefill.get("pp_size"), prefill.get("pp_async_batch_depth")) == ("prefill", 4, 1)
+    assert prefill.get("layer_partition") == (2, 2, 3, 3)
+    assert (decode.role, decode.get("pp_size"), decode.get("max_running_requests")) == ("decode", 1, 7)
+    assert not decode.is_given("layer_partition")
+    assert decode.get("pp_async_batch_depth") == 0
+
+
+def test_timeouts_change_their_unit_and_off_is_off() -> None:
+    (line,) = read_launch("SGLANG_REQ_WAITING_TIMEOUT=2.5 SGLANG_REQ_RUNNING_TIMEOUT=-1 sglang serve --model-path m")
+    overrides = to_scenario(line)["overrides"]
+    assert (overrides["timeouts.waiting_ms"], overrides["timeouts.running_ms"]) == (2500, 0)
+    text = to_launch_line(
+        validate({"disaggregation": {"bootstrap_timeout_ms": 600000.0}, "timeouts": {"waiting_ms": 1000}})
+    )
+    assert "SGLANG_DISAGGREGATION_BOOTSTRAP_TIMEOUT=600 " in text
+    assert "SGLANG_REQ_WAITING_TIMEOUT=1 " in text
+    assert "RUNNING_TIMEOUT" not in text
+
+
 def test_every_key_of_the_table_that_the_tree_has_is_drawn() -> None:
-    assert len(KEYS) >= 20
+    assert len(KEYS) >= 25
     assert "cluster.pp_size" in KEYS
     assert {row.key for row in ROWS} >= set(KEYS)
 
