@@ -17,9 +17,12 @@ from collections import deque
 from typing import TypeVar
 
 from ppsim.core.config import RankConfig
-from ppsim.core.effects import Effects, Work, commit, recv, send
+from ppsim.core.effects import Commit, Effects, Work, recv, send
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Check, Hidden, Kind, Lane, Message, Meta, Output, Side, Start, Verdict, Vote
+
+RULES = {Kind.META: "INV-02", Kind.HIDDEN: "INV-32", Kind.OUTPUT: "INV-33", Kind.VERDICT: "INV-37"}
+"""What is broken if a message of this kind is left out or sent twice; for the others it is invariant 31."""
 
 M = TypeVar("M", Start, Meta, Hidden, Output, Vote, Verdict, Side, Check)
 
@@ -48,7 +51,7 @@ class Endpoint:
         return sum(len(queue) for queue in self._inbox.values())
 
     def send(self, dst: int, message: Message, paired: bool = False) -> Effects[Work]:
-        return (yield from send(dst, message, paired))
+        return send(dst, message, paired)
 
     def receive(self, want: type[M], src: int, lane: Lane, iteration: int, slot: int) -> Effects[M]:
         """The next message of this kind from ``src``; it must belong to this iteration and slot."""
@@ -61,6 +64,7 @@ class Endpoint:
                 f"{want.kind.value} of iteration {iteration}, slot {slot}, from rank {src}",
                 f"{message.kind.value} of iteration {message.iteration}, slot {message.slot}",
                 self._blame(message, src, iteration),
+                RULES.get(want.kind, "INV-31"),
             )
         return message
 
@@ -83,12 +87,13 @@ class Endpoint:
 def commit_all(works: list[Work]) -> Effects[None]:
     """Wait for each outstanding send in order, then forget them (protocol.md 3.1)."""
     for work in works:
-        yield from commit(work)
+        yield Commit(work)
     works.clear()
 
 
-def shape_error(rank: int, iteration: int, slot: int, what: str, expected: int, came: int, src: int) -> ProtocolError:
+def shape_error(
+    rank: int, iteration: int, slot: int, what: str, expected: int, came: int, src: int, invariant: str
+) -> ProtocolError:
     """Sender and receiver disagree about the size of a tensor: the two have scheduled different batches."""
-    return ProtocolError(
-        rank, iteration, slot, f"{what} with {expected} rows", f"{came} rows", f"rank {src} scheduled another batch"
-    )
+    blame = f"rank {src} scheduled another batch"
+    return ProtocolError(rank, iteration, slot, f"{what} with {expected} rows", f"{came} rows", blame, invariant)

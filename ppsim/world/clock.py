@@ -24,17 +24,23 @@ class ChoosingEnvironment(Environment):
     def step(self) -> None:
         """Process one of the events that are due first."""
         queue = self._queue
-        if len(queue) > 1:
-            first = heappop(queue)
-            equal = [first]
-            while queue and queue[0][:2] == first[:2]:
-                equal.append(heappop(queue))
-            chosen = equal.pop(self._choices.below("order", len(equal)) if len(equal) > 1 else 0)
-            for entry in equal:
-                heappush(queue, entry)
-            # Ahead of its equals: the smallest insertion number of all.
-            heappush(queue, (chosen[0], chosen[1], -1, chosen[3]))
+        for entry in queue[1:3]:  # in a heap, an entry that equals the first stands right below it
+            if entry[0] == queue[0][0] and entry[1] == queue[0][1]:
+                self._choose()
+                break
         super().step()
+
+    def _choose(self) -> None:
+        """Put one of the entries that equal the first ahead of the others."""
+        queue = self._queue
+        first = heappop(queue)
+        equal = [first]
+        while queue and queue[0][:2] == first[:2]:
+            equal.append(heappop(queue))
+        chosen = equal.pop(self._choices.below("order", len(equal)))
+        for entry in equal:
+            heappush(queue, entry)
+        heappush(queue, (chosen[0], chosen[1], -1, chosen[3]))  # the smallest insertion number of all
 
 
 def run_until_quiet(env: Environment) -> None:

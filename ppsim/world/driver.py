@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator
-from dataclasses import replace
 from types import GeneratorType
 from typing import Any
 
@@ -186,7 +185,10 @@ class SimulatedRank:
         assert isinstance(message, Hidden | Output)
         if self.scenario.links.order == "stream" and self.setting.receives_on_stream:
             self.streams.comm_free = max(self.streams.comm_free, parcel.arrival_ns)
-        return replace(message, payload=Payload(parcel.arrival_ns, source.iteration, source.tokens))
+        payload = Payload(parcel.arrival_ns, source.iteration, source.tokens)
+        if isinstance(message, Hidden):
+            return Hidden(message.sender, message.iteration, message.slot, message.num_tokens, payload)
+        return Output(message.sender, message.iteration, message.slot, message.num_rows, payload)
 
     def _commit(self, effect: fx.Commit) -> Any:
         network = self.setting.network

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from fractions import Fraction
 from typing import TypeAlias
 
 from ppsim.core.messages import Hidden, Lane, Message, Output
@@ -47,28 +48,45 @@ class Network:
     queues: dict[Address, deque[Parcel]] = field(default_factory=dict)
     works: dict[int, Parcel] = field(default_factory=dict)  # sends whose buffer is still held, in order
     num_sent: int = 0
-    in_order: dict[tuple[int, int, str], int] = field(default_factory=dict)
+    in_order: dict[tuple[int, int, object], int] = field(default_factory=dict)
+    # From ``links``, once: nanoseconds, and nanoseconds a byte as an exact ratio of integers.
+    latency_ns: int = field(init=False)
+    control_latency_ns: int = field(init=False)
+    jitter_ns: int = field(init=False)
+    byte_ns: tuple[int, int] = field(init=False)
 
-    def control_latency_ns(self) -> int:
-        us = self.links.latency_us if self.links.control_latency_us is None else self.links.control_latency_us
-        return round(us * NS_PER_US)
+    def __post_init__(self) -> None:
+        links = self.links
+        self.latency_ns = round(links.latency_us * NS_PER_US)
+        control_us = links.latency_us if links.control_latency_us is None else links.control_latency_us
+        self.control_latency_ns = round(control_us * NS_PER_US)
+        self.jitter_ns = round(links.jitter_us * NS_PER_US)
+        rate = Fraction(str(links.bandwidth_gb_per_s))  # GB/s is bytes a nanosecond
+        self.byte_ns = (rate.denominator, rate.numerator) if rate else (0, 1)
 
     def post(self, src: int, dst: int, message: Message, host_ns: int, streams: Streams, paired: bool = False) -> int:
         """Put a message on its way at the sender's host time; the reply is its work handle."""
-        if message.lane is Lane.START:  # the run's time begins when the ranks have agreed
+        lane = message.lane
+        address = (src, dst, lane)
+        if lane is Lane.START:  # the run's time begins when the ranks have agreed
             parcel = Parcel(src, dst, message, host_ns)
         else:
-            draw = "check" if message.lane is Lane.CHECK else "meta"  # the checker shifts nobody else's jitter
-            meta = host_ns + self.control_latency_ns() + self._jitter(src, dst, draw)
-            parcel = Parcel(src, dst, message, self._keep_order(src, dst, message.lane.value, meta))
-        if isinstance(message, Hidden | Output):
+            meta = host_ns + self.control_latency_ns
+            if self.jitter_ns:  # the checker shifts nobody else's draws
+                meta += self._jitter(src, dst, "check" if lane is Lane.CHECK else "meta")
+            parcel = Parcel(src, dst, message, self._keep_order(address, meta))
+        if lane is Lane.TENSOR:
+            assert isinstance(message, Hidden | Output)
             assert isinstance(message.payload, Payload)
             parcel.payload = message.payload
             if self.links.send == "eager":
                 self.transfer(parcel, host_ns, streams)
             elif paired:
                 parcel.paired_ns = host_ns
-        self.queues.setdefault((src, dst, message.lane), deque()).append(parcel)
+        queue = self.queues.get(address)
+        if queue is None:
+            queue = self.queues[address] = deque()
+        queue.append(parcel)
         self.num_sent += 1
         self.works[self.num_sent] = parcel
         return self.num_sent
@@ -78,26 +96,30 @@ class Network:
         payload, message = parcel.payload, parcel.message
         assert payload is not None
         parcel.under_way = True
+        order, dst, (over, under) = self.links.order, parcel.dst, self.byte_ns
         start = max(earliest_ns, payload.ready_ns)
-        if self.links.order == "stream":
+        if order == "stream":
             start = max(start, streams.comm_free)
-        elif self.links.order == "link":
-            start = max(start, streams.link_free.get(parcel.dst, 0))
-        rows = message.num_tokens if isinstance(message, Hidden) else getattr(message, "num_rows", 0)
-        row_bytes = self.hidden_bytes if isinstance(message, Hidden) else self.output_bytes
-        latency = round(self.links.latency_us * NS_PER_US)
-        end = start + self._wire_ns(rows * row_bytes) + (latency if self.links.latency_on_stream else 0)
+        elif order == "link":
+            start = max(start, streams.link_free.get(dst, 0))
+        if isinstance(message, Hidden):
+            num_bytes = message.num_tokens * self.hidden_bytes
+        else:
+            assert isinstance(message, Output)
+            num_bytes = message.num_rows * self.output_bytes
+        end = start - (-num_bytes * over // under)  # rounded up
+        arrival = end + self.latency_ns
+        if self.links.latency_on_stream:
+            end = arrival
         streams.comm_free = max(streams.comm_free, end)
-        streams.link_free[parcel.dst] = end
+        streams.link_free[dst] = end
         parcel.sent_until_ns = end
         if payload.is_static:
             streams.static_sent_until = end
-        arrival = (
-            end + (0 if self.links.latency_on_stream else latency) + self._jitter(parcel.src, parcel.dst, "payload")
-        )
+        if self.jitter_ns:
+            arrival += self._jitter(parcel.src, dst, "payload")
         # Without an order between sends only messages of one kind stay behind each other.
-        queue = message.kind.value if self.links.order == "none" else "payload"
-        parcel.arrival_ns = self._keep_order(parcel.src, parcel.dst, queue, arrival)
+        parcel.arrival_ns = self._keep_order((parcel.src, dst, message.kind if order == "none" else "payload"), arrival)
 
     def head(self, src: int, dst: int, lane: Lane) -> Parcel | None:
         """The next message of a lane, without taking it."""
@@ -107,16 +129,13 @@ class Network:
     def take(self, src: int, dst: int, lane: Lane) -> Parcel:
         return self.queues[(src, dst, lane)].popleft()
 
-    def _wire_ns(self, num_bytes: int) -> int:
-        rate = self.links.bandwidth_gb_per_s
-        return 0 if rate == 0 else -(-num_bytes * 1000 // max(1, round(rate * 1000)))
-
-    def _keep_order(self, src: int, dst: int, what: str, at_ns: int) -> int:
-        key = (src, dst, what)
-        at_ns = max(at_ns, self.in_order.get(key, 0))
+    def _keep_order(self, key: tuple[int, int, object], at_ns: int) -> int:
+        """No earlier than what went before on this link."""
+        before = self.in_order.get(key, 0)
+        if at_ns < before:
+            return before
         self.in_order[key] = at_ns
         return at_ns
 
     def _jitter(self, src: int, dst: int, what: str) -> int:
-        limit = round(self.links.jitter_us * NS_PER_US)
-        return self.choices.below(f"jitter {what} {src}->{dst}", limit + 1) if limit else 0
+        return self.choices.below(f"jitter {what} {src}->{dst}", self.jitter_ns + 1)
