@@ -21,7 +21,7 @@ def verdict_of_error(error: CoreError | GaveUp) -> Verdict:
     if isinstance(error, InvariantViolation):
         return Verdict("fail", EXIT_SAFETY, text, error.invariant, error.rank, error.iteration, error.slot, error.rid)
     if isinstance(error, ProtocolError):
-        return Verdict("fail", EXIT_SAFETY, text, "INV-31", error.rank, error.iteration, error.slot)
+        return Verdict("fail", EXIT_SAFETY, text, error.invariant, error.rank, error.iteration, error.slot)
     return Verdict("fail", EXIT_SAFETY, text, "INV-23")
 
 

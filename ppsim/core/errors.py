@@ -11,12 +11,18 @@ class CoreError(Exception):
 
 
 class ProtocolError(CoreError):
-    """A message came that the protocol does not allow here. ``blame`` names the side that broke the rule."""
+    """A message came that the protocol does not allow here. ``blame`` names the side that broke the rule.
 
-    def __init__(self, rank: int, iteration: int, slot: int, expected: str, came: str, blame: str) -> None:
-        super().__init__(rank, iteration, slot, expected, came, blame)
+    ``invariant`` is the rule that is broken; 31 says no more than that a message is not the one that is due.
+    """
+
+    def __init__(
+        self, rank: int, iteration: int, slot: int, expected: str, came: str, blame: str, invariant: str = "INV-31"
+    ) -> None:
+        super().__init__(rank, iteration, slot, expected, came, blame, invariant)
         self.rank, self.iteration, self.slot = rank, iteration, slot
         self.expected, self.came, self.blame = expected, came, blame
+        self.invariant = invariant
 
     def __str__(self) -> str:
         return (

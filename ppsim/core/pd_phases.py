@@ -182,6 +182,7 @@ def agree_bootstrap(rank: Rank) -> Effects[None]:
             f"{len(rids)} poll values, one for each queued request",
             f"{len(polls)}",
             "the bootstrap queues of the ranks differ",
+            "INV-50",
         )
     yield from commit_all(rank.side_work.setdefault(Lane.BOOTSTRAP, []))
     targets = [(replica, Lane.TP) for replica in link.replicas] if link.is_leader else []

@@ -105,7 +105,7 @@ def receive_hidden(rank: Rank) -> Effects[None]:
     expected = rank.batch.forward.num_tokens
     if rank.hidden.num_tokens != expected:
         raise shape_error(
-            link.rank_id, rank.iteration, rank.slot, "hidden states", expected, rank.hidden.num_tokens, link.prev
+            link.rank_id, rank.iteration, rank.slot, "hidden states", expected, rank.hidden.num_tokens, link.prev, "INV-32"
         )
 
 
@@ -250,6 +250,7 @@ def _release(rank: Rank) -> Output | None:
             f"output of iteration {expected} at the head of the queue",
             came,
             "the last rank released an output out of order",
+            "INV-35",
         )
     return rank.last_rank_comm_queue.popleft()
 
@@ -280,7 +281,8 @@ def _receive_output(rank: Rank) -> Effects[None]:
     rank.received = yield from link.receive(Output, link.prev, Lane.TENSOR, launched.iteration, slot)
     expected = len(launched.requests)
     if rank.received.num_rows != expected:
-        raise shape_error(link.rank_id, rank.iteration, slot, "output", expected, rank.received.num_rows, link.prev)
+        came = rank.received.num_rows
+        raise shape_error(link.rank_id, rank.iteration, slot, "output", expected, came, link.prev, "INV-34")
 
 
 def _send_hidden(rank: Rank) -> Effects[None]:

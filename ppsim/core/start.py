@@ -89,5 +89,6 @@ def _receive(rank: Rank, src: int) -> Effects[int]:
             f"arguments with fingerprint {mine}",
             message.fingerprint,
             f"rank {src} was started with other arguments",
+            "INV-03",
         )
     return message.capacity_tokens

@@ -87,6 +87,7 @@ def second_pass_receive(rank: Rank, name: str) -> Effects[Verdict | None]:
             f"conclusion {expected} of vote {name}",
             str(verdict.number),
             "a conclusion was left out or applied twice",
+            "INV-37",
         )
     rank.applied_verdicts[name] = verdict.number
     return verdict

@@ -150,7 +150,9 @@ def verdict_of(error: CoreError | StopRun) -> Verdict:
                 "fail", EXIT_SAFETY, str(error), error.invariant, error.rank, error.iteration, error.slot, error.rid
             )
         case ProtocolError():
-            return Verdict("fail", EXIT_SAFETY, str(error), "INV-31", error.rank, error.iteration, error.slot, None)
+            return Verdict(
+                "fail", EXIT_SAFETY, str(error), error.invariant, error.rank, error.iteration, error.slot, None
+            )
         case StopRun():
             kind: VerdictKind = "fail" if error.exit_code == EXIT_LIVENESS else "unknown"
             return Verdict(kind, error.exit_code, str(error), None, 0, error.iteration, None, None)
