@@ -25,6 +25,11 @@ def test_a_rank_that_cannot_run_comes_first_even_if_others_stand_still_for_longe
     assert first_without_progress(ranks) == (2, ())
 
 
+def test_a_rank_that_cannot_run_comes_before_one_that_computes() -> None:
+    ranks = [standing(0, None, 10), standing(1, None, 20, runs=False)]
+    assert first_without_progress(ranks) == (1, ())
+
+
 def test_of_two_ranks_that_cannot_run_the_one_that_stopped_earlier_comes_first() -> None:
     ranks = [standing(0, None, 40, runs=False), standing(1, 0, 30), standing(2, None, 20, runs=False)]
     assert first_without_progress(ranks) == (2, ())
