@@ -15,7 +15,8 @@ from ppsim.errors import ScenarioError, UsageError
 from ppsim.recording import Recording
 from ppsim.scenario import Scenario
 from ppsim.scenario.check import check_scenario
-from ppsim.scenario.rank import kv_bytes_per_token_and_layer, local_capacity_tokens, partition_of, stage_weight_bytes
+from ppsim.scenario.layers import partition_of
+from ppsim.scenario.rank import kv_bytes_per_token_and_layer, local_capacity_tokens, stage_weight_bytes
 from ppsim.workload import Arrival, build_workload
 
 GB = 10**9

@@ -35,6 +35,9 @@ def chunks(
     efficiency: Annotated[
         float | None, typer.Option("--efficiency", help="Reached share of the peak rate. Default: the GPU's, if known.")
     ] = None,
+    tp_gb_per_s: Annotated[
+        float | None, typer.Option("--tp-gb-per-s", help="All-reduce bandwidth. Default: the GPU's link or NIC.")
+    ] = None,
     measured: Annotated[
         str, typer.Option("--measured", metavar="FILE", help="Fit the cost to measured chunks, CSV or JSON lines.")
     ] = "",
@@ -62,6 +65,7 @@ def chunks(
         min_tail=min_tail,
         cached_tokens=cached,
         host_ms=host_ms,
+        tp_gb_per_s=tp_gb_per_s,
     )
     report = chunk_report(question)
     if question.assumed:

@@ -10,7 +10,23 @@ import sys
 
 import typer
 
-from ppsim.cli import bugs, diff, execute, explore, fit, fuzz, import_, listing, plot, replay, run, show
+from ppsim.cli import (
+    bugs,
+    chunks,
+    diff,
+    execute,
+    explore,
+    fit,
+    fuzz,
+    import_,
+    listing,
+    paper,
+    plot,
+    replay,
+    run,
+    show,
+    volumes,
+)
 from ppsim.cli.guard import EXIT_INTERRUPTED, say
 
 EPILOG = (
@@ -37,6 +53,9 @@ app.command("replay")(replay.replay)
 app.command("bugs")(bugs.bugs)
 app.command("explore")(explore.explore)
 app.command("fit")(fit.fit)
+app.command("volumes")(volumes.volumes)
+app.command("paper")(paper.paper)
+app.command("chunks")(chunks.chunks)
 app.command("import", context_settings=import_.CONTEXT)(import_.import_)
 app.add_typer(listing.app, name="list")
 

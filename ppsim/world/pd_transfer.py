@@ -24,7 +24,8 @@ from simpy import Environment
 
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
-from ppsim.scenario.rank import kv_bytes_per_token_and_layer, partition_of
+from ppsim.scenario.layers import partition_of
+from ppsim.scenario.rank import kv_bytes_per_token_and_layer
 from ppsim.scenario.tree import KvFault, Scenario
 from ppsim.world.pd_rooms import End, Peers, Progress, Receiver, Sender, Write
 from ppsim.world.pd_sides import DECODE, PREFILL

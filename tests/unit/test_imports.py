@@ -52,7 +52,14 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "sglang": ({"core", "cost", "scenario"}, {"yaml"}),
     "planted": ({"core"}, set()),
     "world": ({"core", "cost", "scenario", "workload", "recording", "planted"}, {"numpy", "simpy"}),
-    "fuzz": ({"core", "cost", "scenario", "workload", "recording", "world", "planted"}, {"numpy", "simpy", "hypothesis", "ray"}),
+    "fuzz": (
+        {"core", "cost", "scenario", "workload", "recording", "world", "planted"},
+        {"numpy", "simpy", "hypothesis", "ray"},
+    ),
+    "plan": (
+        {"core", "cost", "scenario", "workload", "recording", "sglang", "world"},
+        {"numpy"},
+    ),
     "report": ({"core", "cost", "recording"}, {"numpy", "matplotlib"}),
 }
 CORE_VOCABULARY = {"effects", "messages", "batch", "tokens", "agreed"}  # what report may name of the core: types
