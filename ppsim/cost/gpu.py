@@ -25,6 +25,7 @@ class Gpu:
     fp4_tflops: float | None = None
     nic_gb_per_s: float | None = None
     num_sms: int | None = None
+    efficiency: float | None = None
 
     def flops(self, element_bytes: float) -> float:
         """Peak FLOP/s for operands of a width; one the GPU has no rate for runs at the next wider one."""

@@ -6,6 +6,7 @@ Planners use floats; what steers the scheduler is this table and nothing else (d
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -79,6 +80,14 @@ class Pipeline:
     shares: tuple[float, ...]
     host_ms: float = 0.0
     link_ms: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.shares or min(self.shares) <= 0:
+            raise ScenarioError("pipeline.shares", f"must be positive, one for each stage, got {self.shares}")
+        for name in ("host_ms", "link_ms"):
+            value = getattr(self, name)
+            if not math.isfinite(value) or value < 0:
+                raise ScenarioError(f"pipeline.{name}", f"must be a finite number >= 0, got {value}")
 
     @staticmethod
     def of(partition: Sequence[int], host_ms: float = 0.0, link_ms: float = 0.0) -> Pipeline:

@@ -2,7 +2,7 @@
 
 equal_time   every chunk takes the same time under the *full* cost model, gamma and floor included. Which time is
              searched for: a short beat fills the pipeline fast but pays the per-chunk constant often. Chunks are kept
-             at ``MIN_UNITS`` alignment units or more, since below that rounding alone moves a chunk's time by over 2 %
+             at ``MIN_UNITS`` alignment units or more, since below that rounding alone moves a chunk's time by over 4 %
              (and a peer whose time-targeted chunks shrink to 32 tokens loses to plain 4096).
 optimal      least makespan. For identical stages it is exactly (sum t + (P-1) max t) / P in whole-model times t. So:
              for a bound M on max t, the least sum over all cuts by dynamic programming over aligned boundaries, O(G^2)
@@ -100,9 +100,9 @@ def _fill_tails(
 
 
 def _step(prefix: Floats, beats: Floats, cost: Coefficients, align: int, low: int, high: int) -> Floats:
-    """Aligned sizes nearest to the beat, within the limits."""
+    """The largest aligned sizes within the beat and the limits."""
     ideal = np.minimum(cost.largest_chunk(prefix, beats), float(high))
-    return np.asarray(np.clip(np.floor(ideal / align + 0.5) * align, -(-low // align) * align, high))
+    return np.asarray(np.clip(np.floor(ideal / align) * align, -(-low // align) * align, high))
 
 
 def _count(

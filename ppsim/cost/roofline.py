@@ -57,6 +57,8 @@ class Rates:
     def __post_init__(self) -> None:
         if not self.efficiency > 0.0:
             raise ScenarioError("cost.efficiency", f"must be positive, got {self.efficiency}")
+        if self.tp_gb_per_s is not None and not self.tp_gb_per_s > 0.0:
+            raise ScenarioError("cost.tp_gb_per_s", f"must be positive, got {self.tp_gb_per_s}")
         if not 0.0 < self.hbm_fraction <= 1.0:
             raise ScenarioError("cost.hbm_fraction", f"must be in (0, 1], got {self.hbm_fraction}")
         if self.expand_at not in ("kv", "weight"):

@@ -76,8 +76,8 @@ class _Loop:
         self.num_chunks, self.num_stages = times.shape[-2:]
         self.lead = times.shape[:-2]
         self.transfer = np.broadcast_to(transfer, times.shape[:-1])
-        real = self.num_chunks if num_chunks is None else np.asarray(num_chunks, dtype=np.int64)
-        self.real = np.broadcast_to(np.asarray(real), self.lead)
+        real = np.asarray(self.num_chunks if num_chunks is None else num_chunks, dtype=np.int64)
+        self.real = np.broadcast_to(real, self.lead)
         self.loop = self.num_stages + depth
         self.last = self.num_stages - 1
         alone = self.num_stages == 1
@@ -106,6 +106,12 @@ class _Loop:
         visits = ((h, k, i) for i in range(self.num_chunks + self.loop - 1) for k in range(p) for h in (0, 1))
         return iter(sorted(visits, key=lambda v: (4 * p * v[2] + (4 * p - 2) * v[1] + 2 * p * v[0], v)))
 
+    def _later(self, batch: int, now: Floats, awaited: Floats) -> Floats:
+        """The clock after a wait that only configurations with such a batch have to do."""
+        if not 0 <= batch < self.num_chunks:
+            return now
+        return np.asarray(np.where(batch < self.real, np.maximum(now, awaited), now))
+
     def _first_half(self, k: int, i: int) -> None:
         now = self.cpu[k]
         self.list_asked[k, i] = now
@@ -114,11 +120,11 @@ class _Loop:
         if self.cost.commit != "none" and k < self.last and i:
             now = np.maximum(now, self.list_asked[k + 1, i - 1])
         self.list_sent[k, i] = now
-        if i < self.num_chunks or not self.cost.free_empty_visit:
-            now = now + np.asarray(self.cost.schedule)
+        costs = (i < self.real) | (not self.cost.free_empty_visit)
+        now = now + np.where(costs, np.asarray(self.cost.schedule, dtype=np.float64), 0.0)
         self.meta_asked[k, i] = now
-        if k and i < self.num_chunks:
-            now = np.maximum(now, self.meta_sent[k - 1, i] + self.control)
+        if k:
+            now = self._later(i, now, self.meta_sent[k - 1, i] + self.control)
         if not self.depth:
             now = self._launch(k, i, now)
         self.cpu[k] = self._send_output(k, i, now)
@@ -127,7 +133,7 @@ class _Loop:
         """Commit the hidden states of the last visit, then start the forward; returns the CPU's clock."""
         if k < self.last and 0 < i <= self.num_chunks:
             if self.cost.commit == "all":
-                now = np.maximum(now, self.meta_asked[k + 1, i - 1])
+                now = self._later(i - 1, now, self.meta_asked[k + 1, i - 1])
             self.fence[k] = np.maximum(self.fence[k], self.hidden_sent[k, i - 1])
         if i < self.num_chunks:
             start = np.maximum(self.gpu[k], now)
@@ -148,7 +154,7 @@ class _Loop:
         before, batch = self._posted(k, i - 1), self._posted(k, i)
         if 0 <= before < self.num_chunks and self.last:
             if self.cost.commit == "all":
-                now = np.maximum(now, self.output_asked[(k + 1) % self.num_stages, before])
+                now = self._later(before, now, self.output_asked[(k + 1) % self.num_stages, before])
             self.fence[k] = np.maximum(self.fence[k], self.output_sent[k, before])
         if 0 <= batch < self.num_chunks:
             ready = self.end[k, batch] if k == self.last else self.output_at[k, batch]
@@ -164,7 +170,7 @@ class _Loop:
         source = (k - 1) % self.num_stages
         self.output_asked[k, batch] = now
         self.output_at[k, batch] = self.output_sent[source, batch] + self.latency
-        return np.asarray(np.maximum(now, self.output_meta[source, batch] + self.control))
+        return self._later(batch, now, self.output_meta[source, batch] + self.control)
 
     def _second_half(self, k: int, i: int) -> None:
         now, batch = self._receive_output(k, i, self.cpu[k]), i - self.loop + 1
@@ -173,8 +179,7 @@ class _Loop:
         if not self.cost.after_harvest:
             self._send_hidden(k, i, now)
         if 0 <= batch < self.num_chunks:
-            now = np.maximum(now, self.output_at[k, batch])
-            now = np.where(batch < self.real, now + np.asarray(self.cost.process), now)
+            now = np.maximum(now, self.output_at[k, batch]) + np.asarray(self.cost.process)
             if k == 0:
                 self.harvested[..., batch] = now
         if self.cost.after_harvest:

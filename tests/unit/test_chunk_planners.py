@@ -72,6 +72,16 @@ def test_optimal_is_close_to_the_best_of_all_cuts_for_unequal_stages(shares: tup
     assert pipeline.ttft_ms(optimal(640, cost, pipeline, align=64), cost) <= 1.01 * best
 
 
+def test_a_rival_that_no_grid_contains_is_still_not_lost_to() -> None:
+    """A plan cut to the token, where ours are cut to 64."""
+    cost, pipeline = COSTS[0], Pipeline.of([1] * 4)
+    fine = optimal(1000, cost, pipeline, align=1)
+    coarse = optimal(1000, cost, pipeline)
+    assert pipeline.ttft_ms(fine, cost) < pipeline.ttft_ms(coarse, cost)
+    with_rival = optimal(1000, cost, pipeline, rivals=[fine])
+    assert pipeline.ttft_ms(with_rival, cost) <= pipeline.ttft_ms(fine, cost)
+
+
 costs = st.builds(
     Coefficients,
     c_ms=st.floats(0.0, 50.0),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -175,7 +176,8 @@ def test_b98_a_cold_first_sample_changes_no_planned_chunk_by_five_per_cent() -> 
     ("name", "value"), [("base", 0), ("page_size", 0), ("context_length", -1), ("max_prefill_tokens", 0)]
 )
 def test_impossible_limits_are_refused_by_name(name: str, value: int) -> None:
+    changed: dict[str, Any] = {name: value}
     with pytest.raises(ScenarioError, match=f"chunks.{name}: must be positive, got {value}"):
-        replace(ChunkPredictor(1e-6, 1e-3, 4096), **{name: value})
+        replace(ChunkPredictor(1e-6, 1e-3, 4096), **changed)
     with pytest.raises(ScenarioError, match=r"smooth_factor: must be between 0 and 1, got 1.5"):
         ChunkPredictor(1e-6, 1e-3, 4096, smooth_factor=1.5)

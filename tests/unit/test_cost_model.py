@@ -72,6 +72,16 @@ def test_deepseek_has_three_dense_layers_first_and_they_are_the_small_ones() -> 
     assert shape.layer_params(0) * 15 < shape.layer_params(3)
 
 
+def test_which_layers_have_experts_in_the_words_of_both_families() -> None:
+    experts = {**DENSE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    qwen = from_config({**experts, "decoder_sparse_step": 2, "mlp_only_layers": []}, "m")
+    assert qwen.moe_layers == (False, True, False, True)  # every second layer, counted from one
+    listed = from_config({**experts, "decoder_sparse_step": 1, "mlp_only_layers": [0, 2]}, "m")
+    assert listed.moe_layers == (False, True, False, True)
+    deepseek = from_config({**experts, "moe_layer_freq": 2, "first_k_dense_replace": 1}, "m")
+    assert deepseek.moe_layers == (False, False, True, False)  # multiples of two, counted from zero
+
+
 @pytest.mark.parametrize(("method", "width"), [("fp8", 1.0), ("mxfp4", 0.5), ("nvfp4", 0.5)])
 def test_quantised_checkpoints_shrink_the_layers_but_not_router_and_embedding(method: str, width: float) -> None:
     plain = from_config({**DENSE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}, "m")

@@ -73,6 +73,17 @@ def test_expansion_of_latents_is_paid_for_the_prefix_in_every_chunk() -> None:
     assert at_weights.coefficients().gamma_ms == pytest.approx((flops / 296e12 + moved / 4e12) / 8 * 1e3)
 
 
+def test_decode_with_latents_works_on_the_latents_and_expands_nothing() -> None:
+    """2 heads (2 x 512 + 64) FLOPs a pair; the cache read is the latent, whole on every rank."""
+    cost = RooflineCost(load_model("deepseek-v3.1"), load_gpu("h20"), 8, (61,), IDEAL)
+    got = cost.breakdown(0, [(100_000, 1, True)])
+    pairs = 100_000 + 0.5
+    assert got.attention_s == pytest.approx(pairs * 2 * 128 * (2 * 512 + 64) * 61 / (148e12 * 8))
+    assert got.expand_s == 0.0
+    without = cost.breakdown(0, [(0, 1, True)])
+    assert got.memory_s - without.memory_s == pytest.approx(100_000 * 576 * 2 * 61 / 4e12)
+
+
 def test_padding_of_expert_tiles_is_a_constant_of_each_chunk() -> None:
     """Half a tile for each of 128 experts in 94 layers."""
     rates = replace(IDEAL, moe_tile_rows=64)
