@@ -22,6 +22,7 @@ from ppsim.core.digest import digest
 
 F = TypeVar("F", bound=Callable[..., object])
 NOTE = "agreed_call"
+PRIMITIVES = (int, str, bool, type(None))
 
 
 class Shown(NamedTuple):
@@ -110,9 +111,9 @@ def parse_state(text: str) -> Shown:
 
 def render(value: object) -> str:
     """Text that is equal on two ranks exactly where the values are. Raises TypeError for objects with an identity."""
+    if type(value) in PRIMITIVES:
+        return repr(value)
     match value:
-        case None | bool() | int() | str():
-            return repr(value)
         case bytes():
             return f"<{len(value)} bytes {digest(value)}>"
         case Enum():
@@ -120,7 +121,7 @@ def render(value: object) -> str:
         case Fraction():
             return str(value)
         case tuple() | list():
-            return "[" + ", ".join(render(item) for item in value) + "]"
+            return "[" + ", ".join([render(item) for item in value]) + "]"
     record = getattr(type(value), "__dataclass_params__", None)
     if record is not None and record.frozen and record.eq:
         inside = [f"{f.name}={render(getattr(value, f.name))}" for f in fields(value) if f.compare]  # type: ignore[arg-type]
@@ -132,4 +133,4 @@ def render(value: object) -> str:
 
 def show(expressions: tuple[Shown, ...], values: Callable[[str], object]) -> str:
     """``expression=value`` of each; ``values`` gives the object behind a root name."""
-    return ", ".join(f"{e.text}={render(e.value(values(e.root)))}" for e in expressions)
+    return ", ".join([f"{e.text}={render(e.value(values(e.root)))}" for e in expressions]) if expressions else ""
