@@ -1,0 +1,203 @@
+"""Rules of public bug reports that no numbered invariant of protocol.md says, checked beside them (``run.invariants``).
+
+    I4    a conclusion is the intersection of what all ranks saw as good, and the union of what any saw as bad
+    I10   every page has its counted holders, and KV is held for known tokens only
+    I12   a request that is marked for abort delivers nothing more
+    I13   an abort marks every request that it names, and nobody marks another one
+    I14   admission: what is admitted fits, and a slot is closed only where places, rows or tokens are short
+    I20   the cache is emptied only while nothing is in flight
+
+The numbers are those of the catalogue of public bugs (``docs/bugs.md``). Each rule looks at one rank, or at what a rank
+says to another; the comparison of ranks is ``audit.py``'s. What bounds a run in time is in ``progress.py``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ppsim.core import effects as fx
+from ppsim.core.admission import expected_output
+from ppsim.core.consensus import KVPoll
+from ppsim.core.errors import InvariantViolation
+from ppsim.core.messages import AbortReq, FlushCache, Verdict
+from ppsim.core.request import Request, State
+from ppsim.core.votes import TERMINAL_VOTES
+
+if TYPE_CHECKING:
+    from ppsim.world.driver import SimulatedRank
+
+View = tuple[tuple[str, ...], tuple[str, ...]]
+NOTHING: View = ((), ())
+MAX_VIEWS = 4096  # votes whose conclusion never came; a run that goes on has a few
+
+
+class Rules:
+    """One for each run."""
+
+    def __init__(self) -> None:
+        self.views: dict[tuple[str, int], dict[int, View]] = {}  # (vote, iteration) -> what each rank saw
+        self.marked: dict[int, dict[str, int]] = {}  # rank -> rid -> iteration of arrival, once it is marked
+        self.was_full: dict[tuple[int, int], bool] = {}  # (rank, slot) -> batch_is_full after its last visit
+        self.known: dict[int, set[str]] = {}  # rank -> requests that have run before
+
+    # --- votes: I4 -------------------------------------------------------------------------------------------
+
+    def seen(self, r: SimulatedRank, effect: fx.Observe, values: tuple[int, ...]) -> None:
+        """What a rank looked at; in the first pass of a vote that is its voice."""
+        phase = r.phase()
+        if not phase.startswith("first_pass_"):
+            return
+        name = phase.removeprefix("first_pass_")
+        good = (KVPoll.SUCCESS, KVPoll.FAILED) if name in TERMINAL_VOTES else (KVPoll.WAITING_FOR_INPUT,)
+        pairs = tuple(zip(effect.keys, values, strict=True))
+        view = tuple(rid for rid, v in pairs if v in good), tuple(rid for rid, v in pairs if v == KVPoll.FAILED)
+        self.views.setdefault((name, effect.iteration), {})[r.rank_id] = view
+        if len(self.views) > MAX_VIEWS:
+            del self.views[next(iter(self.views))]
+
+    def published(self, r: SimulatedRank, verdict: Verdict) -> None:
+        """The last rank publishes a conclusion: all ranks have spoken."""
+        if not r.rank.config.is_last or verdict.name == "retract":  # what is retracted is replicated, nobody looks
+            return
+        views = self.views.pop((verdict.name, verdict.iteration), {})
+        ranks = range(len(r.setting.ranks))
+        bad = {rid for view in views.values() for rid in view[1]}
+        good = [rid for rid in views.get(0, NOTHING)[0] if all(rid in views.get(k, NOTHING)[0] for k in ranks)]
+        if verdict.name not in TERMINAL_VOTES:
+            good = [rid for rid in good if rid not in bad]
+        if list(verdict.good) == good and set(verdict.bad) == bad:
+            return
+        wrong = next((rid for rid in verdict.good if rid not in good), "")
+        against = [k for k in ranks if wrong and wrong not in views.get(k, NOTHING)[0]]
+        text = f"conclusion of {verdict.name} of iteration {verdict.iteration}: good {verdict.good}, bad {verdict.bad}"
+        text += f", but all ranks together saw good {tuple(good)}, bad {tuple(sorted(bad))}"
+        fail("I4", r, wrong, text + (f"; rank {against[0]} does not agree to {wrong}" if against else ""))
+
+    # --- a decision -----------------------------------------------------------------------------------------
+
+    def before_decision(self, r: SimulatedRank, decision: fx.Decision) -> None:
+        """After the inputs were applied and the batch was chosen."""
+        self._aborts(r, decision.iteration)
+        self._flushes(r, decision)
+        self._admissions(r, decision)
+        self._closed_slot(r, decision)
+        requests = r.rank.scheduler.requests
+        for rid in decision.retracted:
+            if rid in requests and requests[rid].pages:
+                fail("I10", r, rid, f"it is retracted and still holds {len(requests[rid].pages)} pages")
+
+    def _aborts(self, r: SimulatedRank, iteration: int) -> None:
+        """I13: every request that was here and is named by an abort is marked or gone."""
+        aborts = [item for item in r.rank.inputs if isinstance(item, AbortReq)]
+        for request in r.rank.scheduler.requests.values() if aborts else ():
+            named = any(item.abort_all or item.rid == request.rid for item in aborts)
+            if named and request.arrived < iteration and not request.to_abort:
+                fail("I13", r, request.rid, f"an abort names it, and it stays {request.state.value} and unmarked")
+        self._newly_marked(r, aborts)
+
+    def _newly_marked(self, r: SimulatedRank, aborts: list[AbortReq]) -> None:
+        """I13: nobody else is marked."""
+        marked = self.marked.setdefault(r.rank_id, {})
+        requests = r.rank.scheduler.requests
+        for request in requests.values():
+            if request.to_abort and marked.get(request.rid) != request.arrived:
+                if not any(item.abort_all or item.rid == request.rid for item in aborts):
+                    fail(
+                        "I13", r, request.rid, f"it is marked ({request.to_abort}), but no abort of this list names it"
+                    )
+                marked[request.rid] = request.arrived
+        if len(marked) > len(requests) + 64:
+            self.marked[r.rank_id] = {rid: at for rid, at in marked.items() if rid in requests}
+
+    def _flushes(self, r: SimulatedRank, decision: fx.Decision) -> None:
+        """I20: a flush that was granted found no launched batch but the one that came after it."""
+        granted = {reply.rid for reply in r.rank.scheduler.outbox if reply.status == "finished"}
+        for item in r.rank.inputs:
+            if not isinstance(item, FlushCache) or item.rid not in granted:
+                continue
+            busy = [s for s in r.rank.scheduler.slots.slots if s.in_flight and s.index != decision.slot]
+            if busy and busy[0].launched is not None:
+                text = f"the cache is emptied while the batch of iteration {busy[0].launched.iteration} is in flight"
+                fail("I20", r, item.rid, text)
+
+    # --- admission: I14 ----------------------------------------------------------------------------------------
+
+    def _admissions(self, r: SimulatedRank, decision: fx.Decision) -> None:
+        """A request is admitted only if all of it fits, not just the chunk of this batch (bugs.md B90)."""
+        scheduler = r.rank.scheduler
+        known = self.known.setdefault(r.rank_id, set())
+        for rid, prefix_len, new_tokens in decision.pieces if decision.mode in ("extend", "mixed") else ():
+            request = scheduler.requests.get(rid)
+            key = f"{rid}/{request.num_retractions}/{request.arrived}" if request is not None else ""
+            if request is None or request.state is not State.PREFILL or key in known:
+                continue
+            known.add(key)
+            rest = request.seq_len - prefix_len - new_tokens
+            missing = rest + expected_output(scheduler.config, request.spec.max_new_tokens - len(request.output_ids))
+            left = scheduler.kv.available_tokens
+            if missing > left:
+                text = f"it is admitted, but {rest} more prompt tokens and its output ({missing} in all) do not fit "
+                fail("I14", r, rid, text + f"into the {left} tokens that are left")
+
+    def _closed_slot(self, r: SimulatedRank, decision: fx.Decision) -> None:
+        """A slot is closed (batch_is_full) only where it has no place, no row or no tokens left (bugs.md B86)."""
+        scheduler = r.rank.scheduler
+        slot = scheduler.slots.current(decision.iteration)
+        key = (r.rank_id, slot.index)
+        closed = slot.batch_is_full and not self.was_full.get(key, False)
+        self.was_full[key] = slot.batch_is_full
+        if not closed or not scheduler.waiting or not scheduler.role.prefills:
+            return
+        launched = () if slot.launched is None else slot.launched.requests
+        taken = len({q.rid for q in (*slot.running, *launched)})
+        if not scheduler.kv.free_rows or taken >= scheduler.config.max_micro_batch_size:
+            return
+        first = scheduler.waiting[0]
+        wanted = self._wanted(r, first) + sum(self._growth(r, q) for q in scheduler.requests.values() if q.pages)
+        if wanted < scheduler.kv.available_tokens:
+            places = scheduler.config.max_micro_batch_size - taken
+            text = f"slot {slot.index} is closed to it, although {places} places, {len(scheduler.kv.free_rows)} rows "
+            fail("I14", r, first.rid, text + f"and {scheduler.kv.available_tokens} tokens are free")
+
+    def _wanted(self, r: SimulatedRank, request: Request) -> int:
+        config = r.rank.scheduler.config
+        return request.seq_len + request.spec.max_new_tokens + 2 * config.page_size
+
+    def _growth(self, r: SimulatedRank, request: Request) -> int:
+        """All that a request that holds memory may still take, and a page."""
+        total = request.prompt_len + request.spec.max_new_tokens
+        return max(total - request.kv_len, 0) + 2 * r.rank.scheduler.config.page_size
+
+    # --- a harvest --------------------------------------------------------------------------------------------
+
+    def harvested(self, r: SimulatedRank, harvest: fx.Harvest) -> None:
+        """After everything that this iteration delivered or ended."""
+        scheduler = r.rank.scheduler
+        marked = self.marked.setdefault(r.rank_id, {})
+        for rid, n in harvest.delivered:
+            request = scheduler.requests.get(rid)
+            if rid in marked and (request is None or request.arrived == marked[rid]):
+                fail("I12", r, rid, f"it delivers its token {n} although it is marked for abort")
+        self._newly_marked(r, [])
+        for rid in harvest.finished:
+            marked.pop(rid, None)
+        self._pages(r)
+
+    def _pages(self, r: SimulatedRank) -> None:
+        """I10: the pages that are not free are those of the tree and those that requests hold alone."""
+        scheduler = r.rank.scheduler
+        pool, tree = scheduler.kv.pool, scheduler.kv.tree
+        held = (tree.evictable_tokens + tree.protected_tokens) // pool.page_size
+        for request in scheduler.requests.values():
+            held += len(request.pages) - request.cached_len // pool.page_size
+            at_rest = request.state is State.DECODE and not request.num_inflight and not request.to_abort
+            known = request.seq_len - at_rest
+            if request.kv_len > known:
+                fail("I10", r, request.rid, f"it holds KV for {request.kv_len} tokens, but only {known} are computed")
+        used = pool.num_pages - pool.num_free_pages
+        if used != held:
+            fail("I10", r, "", f"{used} pages are in use, but cache and requests hold {held}")
+
+
+def fail(rule: str, r: SimulatedRank, rid: str, text: str) -> None:
+    raise InvariantViolation(rule, r.rank_id, r.rank.iteration, r.rank.slot, rid, text)
