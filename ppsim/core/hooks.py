@@ -7,11 +7,13 @@ ranks fall out of step - which is what the planted bugs are for.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ppsim.core.consensus import intersect, unite
+from ppsim.core.consensus import intersect, store_minimum, unite
 
 if TYPE_CHECKING:
+    from ppsim.core.config import RankConfig
     from ppsim.core.intake import Intake
     from ppsim.core.loop import Plan
     from ppsim.core.messages import Verdict
@@ -35,6 +37,10 @@ class Hooks:
 
     # --- start -----------------------------------------------------------------------------------------------
 
+    def arguments(self, config: RankConfig) -> RankConfig:
+        """What this rank is started with; all ranks must share it but for their numbers (invariant 3)."""
+        return config
+
     def capacity(self, agreed_tokens: int, local_tokens: int) -> int:
         """KV pool size to use: the minimum over all ranks (invariant 22; bugs.md B04)."""
         return agreed_tokens
@@ -50,6 +56,10 @@ class Hooks:
         return node.last_access
 
     # --- scheduling ------------------------------------------------------------------------------------------
+
+    def may_prefill(self, scheduler: Scheduler, slot: Slot) -> bool:
+        """Whether this visit tries a prefill before it decodes: prefill comes first (protocol.md 4.1)."""
+        return True
 
     def admission_order(self, waiting: list[Request]) -> list[Request]:
         """Last word on the order in which waiting requests are tried, after the schedule policy."""
@@ -77,6 +87,10 @@ class Hooks:
         """Only the first rank looks at a clock; it turns what it sees into replicated aborts (bugs.md B02)."""
         return is_leader_of_all
 
+    def clock_ms(self, now_ms: int) -> int:
+        """What this rank reads off its clock. World: time is virtual there, and faults.clock_skew_ms is in it."""
+        return now_ms
+
     def leads(self, what: str, is_first: bool) -> bool:
         """Whether this rank decides a leader-chain question itself instead of taking the answer from upstream."""
         return is_first
@@ -92,6 +106,16 @@ class Hooks:
     def forwarded_verdict(self, rank: Rank, verdict: Verdict) -> Verdict:
         """What is passed on of a conclusion: the conclusion itself, unchanged."""
         return verdict
+
+    # --- consensus store: asked on the first rank, for the statuses of all ranks ----------------------------------
+
+    def store_decision(self, statuses: Sequence[int | None]) -> int:
+        """What the store says of a request: the minimum, and Bootstrapping if a status is missing (protocol.md 6.4)."""
+        return store_minimum(statuses)
+
+    def store_age_ns(self, lag_ns: int, peer: int, iteration: int) -> int:
+        """How old the view of a peer's statuses is. World: one first-in-first-out stream, so always the same lag."""
+        return lag_ns
 
     # --- abort -----------------------------------------------------------------------------------------------
 

@@ -50,6 +50,7 @@ class Intake:
         self.last_chunk_budget: int | None = None
         self.advanced: list[str] = []  # moved on by an agreed conclusion since the last inputs, in order
         self.failed: list[str] = []  # likewise failed
+        self.aborted: list[tuple[str, str]] = []  # (rid, reason): found by an abort of the last inputs, in order
         self.grammar_queue: list[Request] = []
         self.acts: list[tuple[str, str, str]] = []  # (what, key, argument): asked of the local environment by the loop
         self.ended: list[str] = []  # ended outside a harvest since the last record, in order
@@ -61,7 +62,7 @@ class Intake:
     @agreed_call("INV-01", "inputs")
     def apply(self, inputs: Iterable[Input]) -> None:
         """Process the replicated request list of an iteration, in order."""
-        self.advanced, self.failed = [], []
+        self.advanced, self.failed, self.aborted = [], [], []
         for item in inputs:
             match item:
                 case NewRequest():
@@ -97,6 +98,7 @@ class Intake:
             self.num_ignored_aborts += 1  # unknown or finished: no reply, nothing changes (invariant 61)
         for request in found:
             self.note_abort(request)
+            self.aborted.append((request.rid, item.reason))
             if not request.to_abort:
                 request.to_abort = item.reason
             if request is self.chunked:

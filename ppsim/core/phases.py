@@ -104,9 +104,8 @@ def receive_hidden(rank: Rank) -> Effects[None]:
     rank.hidden = yield from link.receive(Hidden, link.prev, Lane.TENSOR, rank.iteration, rank.slot)
     expected = rank.batch.forward.num_tokens
     if rank.hidden.num_tokens != expected:
-        raise shape_error(
-            link.rank_id, rank.iteration, rank.slot, "hidden states", expected, rank.hidden.num_tokens, link.prev, "INV-32"
-        )
+        came = rank.hidden.num_tokens
+        raise shape_error(link.rank_id, rank.iteration, rank.slot, "hidden states", expected, came, link.prev, "INV-32")
 
 
 def exchange_if_deep(rank: Rank) -> Effects[None]:

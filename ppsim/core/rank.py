@@ -79,4 +79,6 @@ class Rank:
 
 def build_rank(config: RankConfig, hooks: Hooks | None = None) -> Rank:
     """A rank that has not started yet."""
-    return Rank(config, hooks or Hooks(config.pp_rank, config.tp_rank), Endpoint(config))
+    hooks = hooks or Hooks(config.pp_rank, config.tp_rank)
+    config = hooks.arguments(config)
+    return Rank(config, hooks, Endpoint(config))

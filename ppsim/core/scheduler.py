@@ -48,7 +48,7 @@ class Scheduler(Intake):
         retracted: list[str] = []
         batch = None
         self.role.before_schedule(slot)
-        if self.role.prefills and not self._decode_is_owed(slot):
+        if self.role.prefills and not self._decode_is_owed(slot) and self.hooks.may_prefill(self, slot):
             batch = self._new_prefill(slot, iteration)
         if batch is None:
             batch = self._decode(slot, iteration, retracted)
@@ -413,7 +413,7 @@ class Scheduler(Intake):
 def causes(scheduler: Scheduler) -> tuple[tuple[str, str, object], ...]:
     """What an iteration did to requests before its batch was chosen: (invariant, name, value), earliest cause first."""
     return (
-        ("INV-57", "aborted requests", tuple((r.rid, r.to_abort) for r in scheduler.requests.values() if r.to_abort)),
+        ("INV-57", "aborted requests", tuple(scheduler.aborted)),
         ("INV-48", "failed requests", tuple(scheduler.failed)),
         ("INV-47", "advanced requests", tuple(scheduler.advanced)),
         ("INV-43", "grammar queue", tuple(r.rid for r in scheduler.grammar_queue)),
@@ -421,26 +421,34 @@ def causes(scheduler: Scheduler) -> tuple[tuple[str, str, object], ...]:
     )
 
 
-def state_parts(scheduler: Scheduler, iteration: int) -> tuple[tuple[str, str, object], ...]:
-    """Everything that must be the same on all ranks after a decision: (invariant, name, value)."""
-    slot, kv = scheduler.slots.current(iteration), scheduler.kv
-    batch = slot.launched
-    requests = scheduler.requests.values()
+def limits(scheduler: Scheduler, iteration: int) -> tuple[tuple[str, str, object], ...]:
+    """What a decision was made from, where it differs before the batch does: (invariant, name, value)."""
+    batch = scheduler.slots.current(iteration).launched
+    admitted = () if batch is None else batch.requests
     return (
-        ("INV-63", "features", (kv.enable_radix_cache, bool(scheduler.config.chunk_table))),
+        ("INV-63", "features", (scheduler.kv.enable_radix_cache, bool(scheduler.config.chunk_table))),
         ("INV-21", "max_micro_batch_size", scheduler.config.max_micro_batch_size),
         ("INV-20", "chunk budget", scheduler.last_chunk_budget),
+        ("INV-27", "matched prefixes", tuple((r.rid, r.num_cached_tokens) for r in admitted)),
+    )
+
+
+def state_parts(scheduler: Scheduler, iteration: int) -> tuple[tuple[str, str, object], ...]:
+    """Everything that must be the same on all ranks after a decision: (invariant, name, value)."""
+    kv, slots = scheduler.kv, scheduler.slots.slots
+    batch = scheduler.slots.current(iteration).launched
+    requests = scheduler.requests.values()
+    return (
         ("INV-12", "skip of a pure middle chunk", batch is not None and batch.forward.skip_output_comm),
         ("INV-13", "middle chunks in flight", tuple((r.rid, r.inflight_middle_chunks) for r in requests)),
-        ("INV-27", "matched prefixes", tuple((r.rid, r.num_cached_tokens) for r in (batch.requests if batch else ()))),
         ("INV-26", "evicted nodes", (kv.tree.num_evicted, kv.tree.victims_digest)),
         ("INV-23", "free tokens", kv.pool.free_tokens),
         ("INV-23", "evictable tokens", kv.tree.evictable_tokens),
         ("INV-25", "radix tree operations", (kv.tree.clock, kv.tree.num_nodes)),
         ("INV-24", "free rows and buffers", (len(kv.free_rows), scheduler.role.num_buffers)),
         ("INV-14", "waiting queue", tuple(r.rid for r in scheduler.waiting)),
-        ("INV-15", "running set", tuple(r.rid for r in slot.running)),
-        ("INV-16", "batch_is_full", slot.batch_is_full),
+        ("INV-15", "running sets", tuple(tuple(r.rid for r in slot.running) for slot in slots)),
+        ("INV-16", "batch_is_full", tuple(slot.batch_is_full for slot in slots)),
         ("INV-29", "idle resets", scheduler.num_idle_resets),
         ("INV-17", "new_token_ratio", scheduler.ratio.key()),
         ("INV-53", "slots of retracted requests", tuple((r.rid, r.retraction_slot) for r in requests)),

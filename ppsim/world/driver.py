@@ -15,7 +15,7 @@ from simpy import Environment, Event
 
 from ppsim.core import effects as fx
 from ppsim.core.agreed import Local
-from ppsim.core.consensus import KVPoll, store_minimum
+from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Hidden, Lane, Meta, NewRequest, Output
@@ -256,7 +256,7 @@ class SimulatedRank:
         if self.rank.link.is_leader:
             self.setting.recording.sampled(batch.iteration, batch.slot, tokens)
         if self.setting.audit is not None:
-            self.setting.audit.sampled(batch.iteration, tokens)
+            self.setting.audit.sampled(batch, tokens)
         return tokens
 
     def _await_tokens(self, effect: fx.AwaitTokens) -> tuple[int, ...]:
@@ -285,6 +285,8 @@ class SimulatedRank:
         if self.setting.audit is not None:
             self.setting.audit.observed(self, effect)
         values = self._look(effect.what, effect.keys, effect.iteration)
+        if self.setting.audit is not None:
+            self.setting.audit.rules.seen(self, effect, values)
         self.setting.recording.observed(self.rank_id, effect.iteration, effect.what, effect.keys, values)
         return Local(values, self.rank_id, effect.iteration)
 
@@ -295,7 +297,7 @@ class SimulatedRank:
                 return (self.local_capacity,)
             case "clock_ms":
                 skew = self.scenario.faults.clock_skew_ms
-                return (self.now // NS_PER_MS + (skew[me] if skew else 0),)
+                return (self.rank.hooks.clock_ms(self.now // NS_PER_MS + (skew[me] if skew else 0)),)
             case "grammar":
                 return tuple(facts.grammar(me, iteration, rid) for rid in keys)
             case "sender":
@@ -310,13 +312,14 @@ class SimulatedRank:
 
     def _stored(self, rid: str) -> int:
         """What the store of the first rank says: the minimum of the statuses as they have arrived there by now."""
-        seen = self.now - self.setting.store_lag_ns
+        hooks, lag_ns = self.rank.hooks, self.setting.store_lag_ns
         statuses: list[int | None] = []
         for peer in self.setting.ranks:
-            horizon = self.now if peer is self else seen
+            age_ns = hooks.store_age_ns(lag_ns, peer.rank_id, self.rank.iteration)
+            horizon = self.now if peer is self else self.now - age_ns
             iteration = bisect_right(peer.iteration_starts, horizon) - 1
             statuses.append(self.setting.facts.sender(peer.rank_id, iteration, rid) if iteration >= 0 else None)
-        value = store_minimum(statuses)
+        value = hooks.store_decision(statuses)
         if self.setting.audit is not None:
             self.setting.audit.store_read(self, rid, statuses, value)
         return value

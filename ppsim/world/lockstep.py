@@ -11,8 +11,8 @@ from ppsim.core.errors import InvariantViolation
 
 DECISION_INVARIANTS = (
     ("mode", "INV-09"),
+    ("retracted", "INV-18"),  # before what follows from it
     ("pieces", "INV-10"),
-    ("retracted", "INV-18"),
     ("chunked_rid", "INV-13"),
     ("state_digest", "INV-14"),
 )
@@ -62,6 +62,8 @@ def differ(first: Decision | Harvest, mine: Decision | Harvest, table: tuple[tup
         if a != b:
             if name in ("mode", "pieces"):
                 invariant = refined(name, first, mine)
+            if name == "token_ids" and sorted(a) == sorted(b):
+                invariant = "INV-34"  # the right tokens in the wrong rows
             raise InvariantViolation(
                 invariant,
                 rank,

@@ -13,7 +13,6 @@ from typing import Any
 from simpy import Environment, Event
 
 from ppsim.core import effects as fx
-from ppsim.core.consensus import store_minimum
 from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.rank import Rank
 from ppsim.world.client import WorkloadClient
@@ -92,12 +91,13 @@ class PipelineRank(SimulatedRank):
 
     def _stored(self, rid: str) -> int:
         """The first rank's own status as it is, the others' as they have been replicated to it by now."""
-        seen_ns = self.now - self.setting.store_lag_ns
-        statuses = [
-            self.transfers.sender(peer.rank_id, self.rooms[rid]).status_before(self.now if peer is self else seen_ns)
-            for peer in self.setting.ranks
-        ]
-        value = store_minimum(statuses)
+        hooks, lag_ns = self.rank.hooks, self.setting.store_lag_ns
+        statuses: list[int | None] = []
+        for peer in self.setting.ranks:
+            age_ns = hooks.store_age_ns(lag_ns, peer.rank_id, self.rank.iteration)
+            sender = self.transfers.sender(peer.rank_id, self.rooms[rid])
+            statuses.append(sender.status_before(self.now if peer is self else self.now - age_ns))
+        value = hooks.store_decision(statuses)
         if self.setting.audit is not None:
             self.setting.audit.store_read(self, rid, statuses, value)
         return value
