@@ -31,9 +31,12 @@ UNIT: dict[str, Any] = {
 
 
 def scenario(changes: Mapping[str, Any] | None = None, base: Mapping[str, Any] = UNIT) -> Scenario:
-    """The base with some dotted keys changed; checked like one from a file."""
+    """The base with some dotted keys changed; checked like one from a file. Another source drops the requests."""
     raw: dict[str, Any] = {}
-    for key, value in {**base, **(changes or {})}.items():
+    merged = {**base, **(changes or {})}
+    if merged.get("workload.source") != "requests":
+        merged.pop("workload.requests", None)
+    for key, value in merged.items():
         put(raw, key, value)
     made = validate(raw)
     check_scenario(made)
