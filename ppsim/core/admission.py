@@ -88,6 +88,14 @@ class PrefillAdder:
     def rem_total(self) -> int:
         return self.available - self.total_offset
 
+    def set_aside(self, request: Request) -> int:
+        """Keep what the chunked request may still take from those that are tried before it; the number of tokens."""
+        if not self.config.reserve_all_slots:
+            return 0
+        tokens = full_growth(self.pool, [request]) + self.config.page_size
+        self.total_offset += tokens
+        return tokens
+
     def add_chunked(self, request: Request) -> bool:
         """Continue the chunked request; False if it has to be parked because no token of memory is left.
 
@@ -116,7 +124,8 @@ class PrefillAdder:
             return Result.OTHER
         new_tokens = request.seq_len - found.num_tokens
         remaining_output = max(request.spec.max_new_tokens - len(request.output_ids), 0)
-        total = new_tokens + expected_output(config, remaining_output) + config.page_size
+        context = self.tree.hooks.context_to_fit(new_tokens, self.rem_chunk)
+        total = context + expected_output(config, remaining_output) + config.page_size
         if total >= self.rem_total:
             return Result.NO_TOKEN
         if self.rem_chunk is None and self.admitted and self._ceil(new_tokens) >= self.rem_input:

@@ -25,6 +25,8 @@ class RankConfig:
     prefill_max_requests: int | None = None
     enable_mixed_chunk: bool = False
     prefill_decode_interval: int = 0
+    max_consecutive_prefills: int = 0  # of a slot whose decode set waits; 0: no limit
+    max_consecutive_chunks: int = 0  # of one prompt while others wait; 0: no limit
     max_running_requests: int = 256
     max_micro_batch_size: int = 64  # requests decoding in one slot
     page_size: int = 1

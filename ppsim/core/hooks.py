@@ -69,6 +69,26 @@ class Hooks:
         """A chunked request goes on even where no place is free (bugs.md B17)."""
         return True
 
+    def decode_goes_first(self, num_prefills: int, limit: int) -> bool:
+        """Whether a slot decodes now that has run so many prefill batches in a row; limit 0: never (bugs.md B87)."""
+        return 0 < limit <= num_prefills
+
+    def waiting_goes_first(self, num_chunks: int, limit: int) -> bool:
+        """Whether waiting requests get the first chance after so many chunks of one prompt in a row (B88, B92)."""
+        return 0 < limit <= num_chunks
+
+    def rows_taken(self, num_admitted: int, num_new_rows: int) -> int:
+        """Rows of the request table that this batch takes: a continued chunk has its row already (bugs.md B86)."""
+        return num_new_rows
+
+    def context_to_fit(self, new_tokens: int, chunk_budget: int | None) -> int:
+        """Prompt tokens that must fit before a request is admitted: all of it, not its next chunk (bugs.md B90)."""
+        return new_tokens
+
+    def frees_retracted(self, request: Request) -> bool:
+        """Whether a retracted request gives its KV back (bugs.md B48)."""
+        return True
+
     def chunk_size(self, scheduler: Scheduler, prefix_len: int, planned: int) -> int:
         """Budget of the next chunk of a request whose first ``prefix_len`` tokens are done."""
         return planned

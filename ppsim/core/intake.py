@@ -40,6 +40,7 @@ class Intake:
         self.iteration = 0  # in which inputs are applied
         self.outbox: list[Reply] = []
         self.decode_turns = 0  # iterations of decode still owed after a prefill (prefill_decode_interval)
+        self.num_chunks = 0  # of the chunked request in a row while others waited (max_consecutive_chunks)
         self.num_retractions = 0
         self.num_unfit_aborts = 0
         self.num_parked_chunks = 0

@@ -21,6 +21,7 @@ from ppsim.core.intake import Intake
 from ppsim.core.order import waiting_order
 from ppsim.core.request import Event, Request, State
 from ppsim.core.slots import LaunchedBatch, Slot
+from ppsim.core.turns import continue_behind, count_prefill, decode_goes_first, waiting_goes_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Scheduler(Intake):
             batch = self._new_prefill(slot, iteration)
         if batch is None:
             batch = self._decode(slot, iteration, retracted)
+        count_prefill(self, slot, batch)
         slot.launched, slot.in_flight = batch, batch is not None
         return batch, self._decision(iteration, slot, batch, retracted)
 
@@ -85,10 +87,11 @@ class Scheduler(Intake):
     def num_places(self, slot: Slot, num_admitted: int, num_new_rows: int) -> int:
         """Requests that the slot may still take. A continued chunk holds its row already (bugs.md B86)."""
         in_slot = self.config.max_micro_batch_size - len(slot.running) - num_admitted
-        return min(in_slot, len(self.kv.free_rows) - num_new_rows)
+        return min(in_slot, len(self.kv.free_rows) - self.hooks.rows_taken(num_admitted, num_new_rows))
 
     def _new_prefill(self, slot: Slot, iteration: int) -> LaunchedBatch | None:
-        if self.chunked is None and (slot.batch_is_full or not self.waiting):
+        only_chunk = decode_goes_first(self, slot)
+        if self.chunked is None and (only_chunk or slot.batch_is_full or not self.waiting):
             return None
         places = self.num_places(slot, 0, 0)
         if places <= 0:
@@ -100,12 +103,16 @@ class Scheduler(Intake):
         self.waiting = self.hooks.admission_order(waiting_order(self.config, self.waiting, self.kv))
         num_mixed = len(slot.running) if self.config.enable_mixed_chunk else 0
         adder = self._adder(slot, num_mixed)
-        if self.chunked is not None and not adder.add_chunked(self.chunked):
+        if not only_chunk and waiting_goes_first(self):
+            continue_behind(self, slot, adder)
+        elif self.chunked is not None and not adder.add_chunked(self.chunked):
             self.num_parked_chunks += 1
             return None  # parked: others must not take the memory that it waits for (bugs.md B100)
+        elif not only_chunk:
+            self.num_chunks += self.chunked is not None
+            self.admit_waiting(slot, adder)
         if self.chunked is not None and adder.cut_by_memory:
             self.note("chunk cut by memory")
-        self._admit_waiting(slot, adder)
         if not adder.admitted:
             return None
         return self._launch_prefill(slot, iteration, adder)
@@ -123,7 +130,7 @@ class Scheduler(Intake):
         self.last_chunk_budget = budget
         return PrefillAdder(self.config, self.kv.pool, self.kv.tree, growth, budget, num_mixed)
 
-    def _admit_waiting(self, slot: Slot, adder: PrefillAdder) -> None:
+    def admit_waiting(self, slot: Slot, adder: PrefillAdder) -> None:
         """Try waiting requests in order until one does not fit; admitted ones get their row and cached prefix."""
         taken: list[Request] = []
         for request in self.waiting:
@@ -232,7 +239,8 @@ class Scheduler(Intake):
         while len(order) > 1 and (not popped or not self._decode_fits(order)):
             request = order.pop()
             popped.append(request)
-            self.kv.retract(request)
+            if self.hooks.frees_retracted(request):
+                self.kv.retract(request)
             request.num_retractions += 1
         if not self._decode_fits(order):
             self._abort_unfit(order.pop())
@@ -262,7 +270,7 @@ class Scheduler(Intake):
     def _batch(self, slot: Slot, iteration: int, mode: Mode, rows: list[Row]) -> LaunchedBatch:
         """Freeze the batch. ``contains_last_prefill_chunk`` is SGLang's definition (protocol.md 2.4)."""
         config = self.config
-        contains_last = self.chunked is None or len(rows) > 1
+        contains_last = self.chunked is None or len(rows) > 1 or rows[0].is_last_chunk
         logprob = any(row.request.spec.return_logprob for row in rows)
         pure_middle = mode is Mode.EXTEND and len(rows) == 1 and not contains_last and not logprob
         for row in rows:

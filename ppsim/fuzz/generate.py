@@ -54,6 +54,9 @@ def base(draw: DrawFn, on: set[str], role: str) -> dict[str, Any]:
     if "uneven_pools" in on:
         pool = scheduler["max_total_tokens"]
         scheduler["max_total_tokens"] = [pool + draw(st.integers(0, 40)) for _ in range(pp_size)]
+    if "turns" in on:
+        scheduler["max_consecutive_prefills"] = draw(st.integers(0, 2))
+        scheduler["max_consecutive_chunks"] = draw(st.integers(0, 2))
     links: dict[str, Any] = {}
     if "jitter" in on:
         links = {"latency_us": 20.0, "jitter_us": 50.0}

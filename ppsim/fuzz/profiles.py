@@ -34,7 +34,17 @@ BASE = (
     "skip_rule",
     "long_outputs",
 )
-POLICY = ("mixed", "lpm", "decode_interval", "no_radix", "small_slots", "few_rows", "uneven_pools", "early_hidden")
+POLICY = (
+    "mixed",
+    "lpm",
+    "decode_interval",
+    "no_radix",
+    "small_slots",
+    "few_rows",
+    "uneven_pools",
+    "early_hidden",
+    "turns",
+)
 DELAYS = ("delays", "listed")
 
 PROFILES: dict[str, Profile] = {

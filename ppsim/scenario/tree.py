@@ -45,6 +45,8 @@ class Scheduler(Section):
     prefill_max_requests: NonNegative = 0  # requests in a prefill batch; 0: no limit
     enable_mixed_chunk: bool = False
     prefill_decode_interval: NonNegative = 0  # iterations of decode forced after a prefill
+    max_consecutive_prefills: NonNegative = 0  # prefill batches in a row of a slot that has requests to decode; 0: any
+    max_consecutive_chunks: NonNegative = 0  # chunks in a row of one prompt while others wait; 0: any number
     schedule_conservativeness: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
     max_running_requests: Positive = 256
     pp_max_micro_batch_size: NonNegative = 0  # 0: max(max_running_requests // pp_size, 1)
@@ -296,6 +298,8 @@ class Run(Section):
     check: bool = True  # hold every rank's decisions against the others' while running
     invariants: bool = False  # check every invariant that a run can break; slower
     max_iterations: NonNegative = 0  # of the first rank; 0: no limit. Reaching it is verdict "unknown"
+    max_wait_iterations: NonNegative = 0  # a request that does not move for longer is a liveness failure; 0: no limit
+    max_agreement_wait_ms: Cost = 0.0  # likewise a rank that waits longer for a word of the others in a vote; 0: off
     watchdog_ms: Cost = 0.0  # a rank that completes nothing for so long ends the run as a liveness failure; 0: off
     consensus_check_interval: NonNegative = 0  # iterations between comparisons of the ranks' calls (checker.py); 0: off
 

@@ -13,6 +13,7 @@ from ppsim.core.batch import ForwardBatch
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import AbortReq, Lane, Message, Meta, NewRequest, Output, Verdict
+from ppsim.core.request import State
 from ppsim.core.scheduler import causes, limits, state_parts
 from ppsim.core.votes import TERMINAL_VOTES
 from ppsim.world.rules import Rules
@@ -91,7 +92,7 @@ class Audit:
         """Called when inputs are about to be applied: memory is as the last iteration left it (invariant 30)."""
         pool = r.rank.scheduler.kv.pool
         before = self.free_after.get(r.rank_id)
-        if before is not None and before[0] != pool.free_tokens:
+        if before is not None and before[1] == r.rank.iteration - 1 and before[0] != pool.free_tokens:
             self.fail("INV-30", r, f"{pool.free_tokens} tokens are free, the last iteration left {before[0]}")
 
     def harvested(self, r: SimulatedRank, harvest: fx.Harvest) -> None:
@@ -107,7 +108,7 @@ class Audit:
         self._harvest_launched(r, harvest)
         self._own_samples(r, harvest)
         self.compare("causes after", r, harvest.iteration, causes(scheduler))
-        if scheduler.config.role == "prefill":
+        if scheduler.config.role != "plain":
             self.released(r, harvest.finished)
         self.rules.harvested(r, harvest)
         self.free_after[r.rank_id] = (scheduler.kv.pool.free_tokens, harvest.iteration)
@@ -184,17 +185,21 @@ class Audit:
         elif isinstance(message, Verdict):
             if message.lane is Lane.CONTROL:
                 self.rules.published(r, message)
-            last = self.verdicts.get((r.rank_id, dst, message.name))
-            if last is not None and message.iteration != last + 1:
-                self.fail("INV-37", r, f"conclusion of {message.name} of iteration {message.iteration} follows {last}")
+            due = self.verdicts.get((r.rank_id, dst, message.name), r.rank.config.pp_async_batch_depth - 1) + 1
+            if message.iteration != due:
+                text = (
+                    f"the conclusion of {message.name} of iteration {message.iteration} is sent, that of {due} is due"
+                )
+                self.fail("INV-37", r, text)
             self.verdicts[r.rank_id, dst, message.name] = message.iteration
             both = [rid for rid in message.good if rid in message.bad]
             if both and message.name not in TERMINAL_VOTES:
                 self.fail("INV-56", r, f"{both} are both good and bad in a conclusion of {message.name}")
 
     def sampled(self, batch: ForwardBatch, tokens: tuple[int, ...]) -> None:
-        """What the last rank sampled for a launch, one token a row."""
-        self.samples[batch.iteration] = {piece.rid: token for piece, token in zip(batch.pieces, tokens, strict=True)}
+        """What the last rank sampled for a launch, one token a row; that of a middle chunk counts for nothing."""
+        rows = zip(batch.pieces, tokens, strict=True)
+        self.samples[batch.iteration] = {piece.rid: token for piece, token in rows if piece.is_last_chunk}
         self.samples.pop(batch.iteration - 1024, None)
 
     def awaited(self, r: SimulatedRank, output: Output) -> None:
@@ -222,13 +227,17 @@ class Audit:
             if status is not None:
                 self.stored[rank, rid] = status
 
-    def released(self, r: SimulatedRank, rids: tuple[str, ...]) -> None:
-        """Prefill role: KV of a request goes back only when this rank's own transfer is terminal."""
-        for rid in rids:
-            status = r.setting.facts.sender(r.rank_id, r.rank.iteration, rid)
-            began = (r.rank_id, "transfer", rid) in r.setting.facts.known
-            if began and status not in (KVPoll.SUCCESS, KVPoll.FAILED):
-                self.fail("INV-52", r, f"KV of {rid} is released while its transfer is in state {status}")
+    def released(self, r: SimulatedRank, finished: tuple[str, ...]) -> None:
+        """KV that is sent or received is given back, or computed on, only when this rank's own transfer is terminal."""
+        facts, scheduler = r.setting.facts, r.rank.scheduler
+        prefill = scheduler.config.role == "prefill"
+        poll, kind = (facts.sender, "transfer") if prefill else (facts.receiver, "receive")
+        waiting = [rid for rid in scheduler.advanced if rid in scheduler.requests and not prefill]
+        used = [rid for rid in waiting if scheduler.requests[rid].state is not State.TRANSFER]
+        for rid in (*finished, *used):
+            status = poll(r.rank_id, r.rank.iteration, rid)
+            if (r.rank_id, kind, rid) in facts.known and status not in (KVPoll.SUCCESS, KVPoll.FAILED):
+                self.fail("INV-52", r, f"KV of {rid} is given up or used while its transfer is in state {status}")
 
     # --- inside ----------------------------------------------------------------------------------------------
 

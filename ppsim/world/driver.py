@@ -16,7 +16,7 @@ from simpy import Environment, Event
 from ppsim.core import effects as fx
 from ppsim.core.agreed import Local
 from ppsim.core.consensus import KVPoll
-from ppsim.core.errors import InvariantViolation
+from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Hidden, Lane, Meta, NewRequest, Output
 from ppsim.core.rank import Rank
@@ -88,6 +88,9 @@ class SimulatedRank:
             except StopIteration:
                 self.done = True
                 return
+            except CoreError:
+                self.setting.running = self
+                raise
             self.effect = effect
             if self.pauses and self.rank.iteration >= self.pauses[0].at_iteration:
                 yield from self._pause()
@@ -270,6 +273,8 @@ class SimulatedRank:
     # --- the rank's surroundings -------------------------------------------------------------------------------
 
     def _ingest(self, effect: fx.Ingest) -> Any:
+        if self.setting.audit is not None:
+            self.setting.audit.between(self)
         inputs, self.now = self.setting.client.ingest(effect.iteration, effect.idle, self.now)
         recording = self.setting.recording
         for item in inputs:

@@ -36,7 +36,6 @@ class PipelineRank(SimulatedRank):
         super().__init__(env, setting, rank, local_capacity)
         self.transfers, self.side = transfers, side
         self.place = self.rank_id + (0 if side == PREFILL else transfers.num_prefill)
-        self.rooms: dict[str, int] = {}  # of the requests that this rank has registered
         self.computed: dict[str, list[tuple[int, int]]] = {}  # rid -> (first token, end of the pass) of its launches
         self.num_writes: dict[int, int] = {}  # by room
         self.guard = PageGuard(self)
@@ -82,9 +81,9 @@ class PipelineRank(SimulatedRank):
         transfers, me = self.transfers, self.rank_id
         match what:
             case "sender":
-                return tuple(unknown(transfers.sender(me, self.rooms[rid]).status) for rid in keys)
+                return tuple(unknown(transfers.sender(me, self._room(rid)).status) for rid in keys)
             case "receiver":
-                return tuple(unknown(transfers.receiver(me, self.rooms[rid]).status) for rid in keys)
+                return tuple(unknown(transfers.receiver(me, self._room(rid)).status) for rid in keys)
             case "first_token":
                 return tuple(self._first_token(rid) for rid in keys)
         return super()._look(what, keys, iteration)
@@ -95,7 +94,7 @@ class PipelineRank(SimulatedRank):
         statuses: list[int | None] = []
         for peer in self.setting.ranks:
             age_ns = hooks.store_age_ns(lag_ns, peer.rank_id, self.rank.iteration)
-            sender = self.transfers.sender(peer.rank_id, self.rooms[rid])
+            sender = self.transfers.sender(peer.rank_id, self._room(rid))
             statuses.append(sender.status_before(self.now if peer is self else self.now - age_ns))
         value = hooks.store_decision(statuses)
         if self.setting.audit is not None:
@@ -104,7 +103,7 @@ class PipelineRank(SimulatedRank):
 
     def _first_token(self, rid: str) -> int:
         """What came with the last write of every sender; they all sent the same."""
-        receiver = self.transfers.receiver(self.rank_id, self.rooms[rid])
+        receiver = self.transfers.receiver(self.rank_id, self._room(rid))
         tokens = sorted(set(receiver.tokens))
         if len(tokens) != 1:
             text = f"the metadata of its senders hold the first tokens {tokens}, expected one and the same"
@@ -121,18 +120,17 @@ class PipelineRank(SimulatedRank):
         transfers, post = self.transfers, self.transfers.post
         match what:
             case "bootstrap":
-                room = self._enter(rid)
-                post(self.now, self.place, transfers.sender_registers, self.rank_id, room, rid)
+                self.computed.pop(rid, None)
+                post(self.now, self.place, transfers.sender_registers, self.rank_id, self._room(rid), rid)
             case "send_chunk" | "send_last":
                 start, stop = (int(part) for part in argument.split(":"))
                 post(self.now, self.place, transfers.write_asked, self._write(rid, start, stop, what == "send_last"))
             case "handshake":
-                room = self._enter(rid)
-                post(self.now, self.place, transfers.receiver_registers, self.rank_id, room, rid)
+                post(self.now, self.place, transfers.receiver_registers, self.rank_id, self._room(rid), rid)
             case "send_metadata":
-                receiver = transfers.receiver(self.rank_id, self.rooms[rid])
+                receiver = transfers.receiver(self.rank_id, self._room(rid))
                 self.guard.receives(receiver, self.rank.scheduler.requests[rid].pages)
-                post(self.now, self.place, transfers.pages_given, self.rank_id, self.rooms[rid])
+                post(self.now, self.place, transfers.pages_given, self.rank_id, self._room(rid))
             case "abort_sender" | "abort_receiver" | "refused":
                 self._give_up(int(argument), "refused" if what == "refused" else "stop")
             case "admitted" | "handshake_agreed":
@@ -149,16 +147,14 @@ class PipelineRank(SimulatedRank):
             receiver = transfers.receiver(self.rank_id, room)
             transfers.post(self.now, self.place, transfers.receiver_gives_up, receiver, what)
 
-    def _enter(self, rid: str) -> int:
+    def _room(self, rid: str) -> int:
         room = self.rank.scheduler.requests[rid].spec.room
         assert room is not None
-        self.rooms[rid] = room
-        self.computed.pop(rid, None)
         return room
 
     def _write(self, rid: str, start: int, stop: int, is_last: bool) -> Write:
         """KV of tokens [start, stop), to be sent once the pass that wrote the last of them has ended."""
-        request, page, room = self.rank.scheduler.requests[rid], self.rank.config.page_size, self.rooms[rid]
+        request, page, room = self.rank.scheduler.requests[rid], self.rank.config.page_size, self._room(rid)
         nth = self.num_writes[room] = self.num_writes.get(room, 0) + 1
         write = Write(
             self.rank_id,

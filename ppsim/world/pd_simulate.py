@@ -25,6 +25,7 @@ from ppsim.world.choices import Choices
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_refusals
 from ppsim.world.marks import iteration_at
+from ppsim.world.patience import watch_patience
 from ppsim.world.pd_rank import PipelineRank
 from ppsim.world.pd_rooms import End, Peers, Write
 from ppsim.world.pd_sides import DECODE, PREFILL, SIDES, SideChoices, one_side, shared_workload
@@ -95,6 +96,7 @@ def build(
                 rank = build_rank(rank_config(mine, pp_rank, tp_rank), hooks(pp_rank, tp_rank))
                 setting.ranks.append(PipelineRank(env, setting, rank, capacity, transfers, side))
         watch_for_stalls(setting, side)
+        watch_patience(setting)
     sides = Sides(settings[PREFILL], settings[DECODE], transfers, [])
     sides.decode.peer, sides.decode.recording.peer = sides.prefill, sides.prefill.recording
     transfers.on_change = Changes(sides)
@@ -129,7 +131,7 @@ def run(env: Environment, sides: Sides) -> Verdict:
         run_until_quiet(env)
     except (CoreError, StopRun) as error:
         guilty = sides.transfers.guilty or PREFILL
-        return named(guilty, root_cause(verdict_of(error), sides.of(guilty)))
+        return named(guilty, root_cause(verdict_of(error, sides.of(guilty)), sides.of(guilty)))
     except Stuck as stuck:
         return stuck.verdict
     warn_of_refusals(sides.decode)

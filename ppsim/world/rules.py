@@ -22,6 +22,7 @@ from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import AbortReq, FlushCache, Verdict
 from ppsim.core.request import Request, State
 from ppsim.core.votes import TERMINAL_VOTES
+from ppsim.world.turn_rules import TurnRules
 
 if TYPE_CHECKING:
     from ppsim.world.driver import SimulatedRank
@@ -39,6 +40,7 @@ class Rules:
         self.marked: dict[int, dict[str, int]] = {}  # rank -> rid -> iteration of arrival, once it is marked
         self.was_full: dict[tuple[int, int], bool] = {}  # (rank, slot) -> batch_is_full after its last visit
         self.known: dict[int, set[str]] = {}  # rank -> requests that have run before
+        self.turns = TurnRules()
 
     # --- votes: I4 -------------------------------------------------------------------------------------------
 
@@ -81,6 +83,7 @@ class Rules:
         self._flushes(r, decision)
         self._admissions(r, decision)
         self._closed_slot(r, decision)
+        self.turns.decided(r, decision)
         requests = r.rank.scheduler.requests
         for rid in decision.retracted:
             if rid in requests and requests[rid].pages:

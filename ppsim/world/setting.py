@@ -40,3 +40,4 @@ class Setting:
     store_lag_ns: int = 0
     receives_on_stream: bool = False
     ranks: list[SimulatedRank] = field(default_factory=list)
+    running: SimulatedRank | None = None  # the rank whose core raised the error that ended the run

@@ -28,6 +28,7 @@ from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_refusals
 from ppsim.world.facts import Facts
 from ppsim.world.marks import Marks
 from ppsim.world.network import Network
+from ppsim.world.patience import watch_patience
 from ppsim.world.setting import Setting
 from ppsim.world.watch import StopRun, Watch
 from ppsim.world.watchdog import Stuck, watch_for_stalls
@@ -74,12 +75,13 @@ def simulate(
             rank = build_rank(rank_config(scenario, pp_rank, tp_rank), make_hooks(pp_rank, tp_rank))
             setting.ranks.append(SimulatedRank(env, setting, rank, capacity))
     watch_for_stalls(setting)
+    watch_patience(setting)
     for simulated in setting.ranks:
         env.process(simulated.run())
     try:
         run_until_quiet(env)
     except (CoreError, StopRun) as error:
-        return SimulationResult(setting.recording, root_cause(verdict_of(error), setting), setting)
+        return SimulationResult(setting.recording, root_cause(verdict_of(error, setting), setting), setting)
     except Stuck as stuck:
         return SimulationResult(setting.recording, root_cause(stuck.verdict, setting), setting)
     finally:
@@ -142,12 +144,16 @@ def client_of(scenario: Scenario, workload: Workload, given: Given) -> Client:
     return WorkloadClient(workload, scenario.host.idle_poll_us)
 
 
-def verdict_of(error: CoreError | StopRun) -> Verdict:
+LIVENESS_RULES = ("I14", "I18")  # what takes too long, not what goes wrong
+
+
+def verdict_of(error: CoreError | StopRun, setting: Setting) -> Verdict:
     """The verdict behind an error that stopped a run."""
     match error:
         case InvariantViolation():
+            code = EXIT_LIVENESS if error.invariant in LIVENESS_RULES else EXIT_SAFETY
             return Verdict(
-                "fail", EXIT_SAFETY, str(error), error.invariant, error.rank, error.iteration, error.slot, error.rid
+                "fail", code, str(error), error.invariant, error.rank, error.iteration, error.slot, error.rid
             )
         case ProtocolError():
             return Verdict(
@@ -156,5 +162,9 @@ def verdict_of(error: CoreError | StopRun) -> Verdict:
         case StopRun():
             kind: VerdictKind = "fail" if error.exit_code == EXIT_LIVENESS else "unknown"
             return Verdict(kind, error.exit_code, str(error), None, 0, error.iteration, None, None)
-        case _:
-            return Verdict("fail", EXIT_SAFETY, f"INV-23: {error}", "INV-23", None, None, None, None)
+        case _:  # the pool or the request table refuses: it happened where the last rank ran
+            if setting.running is None:
+                return Verdict("fail", EXIT_SAFETY, f"INV-23: {error}", "INV-23")
+            r, rank = setting.running, setting.running.rank
+            text = f"INV-23 at rank {r.rank_id}, iteration {rank.iteration}, slot {rank.slot}: {error}"
+            return Verdict("fail", EXIT_SAFETY, text, "INV-23", r.rank_id, rank.iteration, rank.slot)

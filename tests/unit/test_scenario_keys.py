@@ -233,6 +233,7 @@ class Case(NamedTuple):
     sees: Callable[[dict[str, Any]], object] = behaviour
 
 
+ONE_AFTER_THE_OTHER = [{"rid": f"R{n}", "prompt": 8, "output": 6, "at_iteration": n} for n in range(12)]
 EOS = {"workload.ignore_eos": False, "workload.eos_probability": 0.5}
 SKEWED = {**QUADRATIC, "timeouts.waiting_ms": 3, "workload.requests": requests(9, prompt=20, output=4)}
 PAUSED = {**QUADRATIC, "faults.pauses": [{"rank": 1, "at_iteration": 2, "ms": 5.0}]}
@@ -275,6 +276,14 @@ KEYS: dict[str, Case] = {
     "scheduler.prefill_decode_interval": Case(
         {**QUADRATIC, "workload.requests": requests(6, prompt=20, output=9)},
         {"scheduler.prefill_decode_interval": 4},
+    ),
+    "scheduler.max_consecutive_prefills": Case(
+        {**QUADRATIC, "scheduler.pp_max_micro_batch_size": 8, "workload.requests": ONE_AFTER_THE_OTHER},
+        {"scheduler.max_consecutive_prefills": 1},
+    ),
+    "scheduler.max_consecutive_chunks": Case(
+        {**QUADRATIC, "workload.requests": [{"rid": "L", "prompt": 60}, {"rid": "S", "prompt": 4, "at_iteration": 1}]},
+        {"scheduler.max_consecutive_chunks": 2},
     ),
     "scheduler.schedule_conservativeness": Case(TIGHT, {"scheduler.schedule_conservativeness": 0.1}),
     "scheduler.max_running_requests": Case(QUADRATIC, {"scheduler.max_running_requests": 1}),
@@ -477,6 +486,11 @@ KEYS: dict[str, Case] = {
         with_unequal_pools,
     ),
     "run.max_iterations": Case(QUADRATIC, {"run.max_iterations": 3}),
+    "run.max_wait_iterations": Case(QUADRATIC, {"run.max_wait_iterations": 1}),
+    "run.max_agreement_wait_ms": Case(
+        {**PREFILL, "links.control_latency_us": 500.0, "disaggregation.bootstrap": "vote"},
+        {"run.max_agreement_wait_ms": 0.1},
+    ),
     "run.watchdog_ms": Case(PAUSED, {"run.watchdog_ms": 2.0}),
     "run.consensus_check_interval": Case(
         {**PREFIXES, "run.check": False}, {"run.consensus_check_interval": 1}, with_own_stamps

@@ -1,0 +1,82 @@
+"""Limits on waiting that a scenario sets: a request that does not move, a rank that waits for an agreement.
+
+    run.max_wait_iterations     I14: every request runs, moves to another queue or ends within so many iterations
+    run.max_agreement_wait_ms   I18: no rank stands still for longer in a vote or a barrier, where data is not awaited
+
+They bound what no invariant of lockstep can: a scheduler that is the same on all ranks, and wrong on all of them. Both
+look at the first rank's requests or at a rank's own clock, change nothing, and cost nothing when off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ppsim.core.effects import Decided, Decision, Recv
+from ppsim.core.messages import Lane
+from ppsim.world.driver import SimulatedRank
+from ppsim.world.rules import fail
+from ppsim.world.setting import Setting
+
+NS_PER_MS = 1_000_000
+AGREEMENT_PHASES = ("first_pass_", "second_receive_", "agree_", "barrier")
+
+
+def watch_patience(setting: Setting) -> None:
+    """Attach what the scenario asks for. Call before the ranks start."""
+    run = setting.scenario.run
+    if run.max_wait_iterations:
+        first = setting.ranks[0]
+        first.handlers[Decided] = Movement(first, run.max_wait_iterations).watched(first.handlers[Decided])
+    if run.max_agreement_wait_ms:
+        for simulated in setting.ranks:
+            limit_ns = round(run.max_agreement_wait_ms * NS_PER_MS)
+            simulated.handlers[Recv] = bounded(simulated, limit_ns, simulated.handlers[Recv])
+
+
+class Movement:
+    """When each request of a rank has moved last, in iterations."""
+
+    def __init__(self, r: SimulatedRank, limit: int) -> None:
+        self.r, self.limit = r, limit
+        self.last: dict[str, tuple[object, int]] = {}  # rid -> (arrival and state, iteration)
+
+    def watched(self, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def decided(effect: Decided) -> Any:
+            reply = handler(effect)
+            self.look(effect.decision)
+            return reply
+
+        return decided
+
+    def look(self, decision: Decision) -> None:
+        """Raises InvariantViolation for the request that has waited longest, if that is too long."""
+        ran = {rid for rid, _, _ in decision.pieces}
+        at = decision.iteration
+        seen: dict[str, tuple[object, int]] = {}
+        for rid, request in self.r.rank.scheduler.requests.items():
+            place = (request.arrived, request.state, request.num_inflight)
+            before = self.last.get(rid)
+            moved = before is None or before[0] != place or rid in ran
+            seen[rid] = (place, at if moved or before is None else before[1])
+        self.last = seen
+        late = [(since, rid) for rid, (_, since) in seen.items() if at - since > self.limit]
+        if late:
+            since, rid = min(late, key=lambda item: item[0])
+            state = self.r.rank.scheduler.requests[rid].state.value
+            text = f"it has not moved since iteration {since} ({state}), at most {self.limit} iterations are allowed"
+            fail("I14", self.r, rid, text)
+
+
+def bounded(r: SimulatedRank, limit_ns: int, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A receive whose wait inside an agreement is measured; a message that carries data is not one."""
+
+    def received(effect: Recv) -> Any:
+        before = r.now
+        reply = handler(effect)
+        if r.now - before > limit_ns and effect.lane is not Lane.TENSOR and r.phase().startswith(AGREEMENT_PHASES):
+            text = f"it waits {(r.now - before) / NS_PER_MS:g} ms for rank {effect.src} in phase {r.phase()}, "
+            fail("I18", r, "", text + f"at most {limit_ns / NS_PER_MS:g} ms are allowed")
+        return reply
+
+    return received
