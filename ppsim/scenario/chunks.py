@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from ppsim.cost.coefficients import Coefficients
+from ppsim.cost.context_parallel import ContextParallelCost
 from ppsim.cost.plan import Pipeline, Plan
 from ppsim.cost.planners import equal_time, optimal
 from ppsim.cost.roofline import RooflineCost
@@ -104,6 +105,8 @@ def longest_prompt(s: Scenario) -> int:
 def coefficients(s: Scenario) -> Coefficients:
     """Coefficients of the whole model in milliseconds."""
     cost = stage_cost(s)
+    if isinstance(cost, ContextParallelCost):
+        return cost.coefficients(coefficients(alone(s)))
     if isinstance(cost, RooflineCost):
         return cost.coefficients()
     c = s.cost
@@ -118,6 +121,11 @@ def coefficients(s: Scenario) -> Coefficients:
         a_ms=c.prefill_a_ms_per_token2,
         floor_ms=c.prefill_floor_ms,
     )
+
+
+def alone(s: Scenario) -> Scenario:
+    """The same with one context-parallel rank."""
+    return s.model_copy(update={"cluster": s.cluster.model_copy(update={"cp_size": 1})})
 
 
 def plan_table(plan: Plan) -> Table:

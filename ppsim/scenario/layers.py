@@ -22,3 +22,11 @@ def partition_of(s: Scenario) -> tuple[int, ...]:
     if s.cluster.pp_size > s.model.num_hidden_layers:  # only the unit cost allows it: layers do not matter there
         return (1,) * s.cluster.pp_size
     return even_partition(s.model.num_hidden_layers, s.cluster.pp_size)
+
+
+def hidden_bytes_per_token(s: Scenario) -> int:
+    """Bytes of a token's hidden states between two stages."""
+    if s.cost.source == "roofline":
+        shape = model_shape(s)
+        return round(shape.hidden_size * shape.activation_bytes)
+    return s.model.hidden_size * s.model.dtype_bytes

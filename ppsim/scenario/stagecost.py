@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ppsim.cost.config_json import load_model
-from ppsim.cost.gpu import load_gpu
+from ppsim.cost.context_parallel import ContextParallelCost, exchange_ns, ring_gb_per_s
+from ppsim.cost.gpu import Gpu, load_gpu
 from ppsim.cost.roofline import Rates, RooflineCost
 from ppsim.cost.stage import NS_PER_MS, QuadraticCost, StageCost, UnitCost
+from ppsim.errors import ScenarioError
 from ppsim.scenario.layers import partition_of
 from ppsim.scenario.tree import Scenario
 
@@ -15,10 +19,22 @@ def stage_cost(s: Scenario) -> StageCost:
     c = s.cost
     if c.source == "unit":
         return UnitCost(round(c.unit_ms * NS_PER_MS), tuple(round(ms * NS_PER_MS) for ms in c.slot_ms))
-    layers = partition_of(s)
-    if c.source == "roofline":
-        rates = Rates(efficiency=c.efficiency, tp_gb_per_s=c.tp_gb_per_s)
-        return RooflineCost(load_model(s.model.key or ""), load_gpu(s.gpu.key or ""), s.cluster.tp_size, layers, rates)
+    cost = roofline_cost(s) if c.source == "roofline" else quadratic_cost(s)
+    if s.cluster.cp_size == 1:
+        return cost
+    kv = kv_bytes_per_token(s)
+    return ContextParallelCost(cost, s.cluster.cp_size, exchange_ns(kv, s.cluster.cp_size, context_gb_per_s(s)))
+
+
+def roofline_cost(s: Scenario) -> RooflineCost:
+    """Source "roofline", of one context-parallel rank."""
+    rates = Rates(efficiency=s.cost.efficiency, tp_gb_per_s=s.cost.tp_gb_per_s)
+    return RooflineCost(load_model(s.model.key or ""), table_gpu(s), s.cluster.tp_size, partition_of(s), rates)
+
+
+def quadratic_cost(s: Scenario) -> QuadraticCost:
+    """Source "quadratic", of one context-parallel rank."""
+    c, layers = s.cost, partition_of(s)
     return QuadraticCost(
         shares=tuple(n / sum(layers) for n in layers),
         floor_ms=c.prefill_floor_ms,
@@ -34,3 +50,31 @@ def stage_cost(s: Scenario) -> StageCost:
         tp_size=s.cluster.tp_size,
         tp_comm_ms=c.tp_comm_ms_per_token,
     )
+
+
+def table_gpu(s: Scenario) -> Gpu:
+    """The row of ``gpu.key`` with the scenario's own network."""
+    gpu = load_gpu(s.gpu.key or "")
+    return gpu if s.gpu.nic_gb_per_s is None else replace(gpu, nic_gb_per_s=s.gpu.nic_gb_per_s)
+
+
+def context_gb_per_s(s: Scenario) -> float:
+    """Bandwidth of the exchange of keys and values. Raises ScenarioError where nothing says it."""
+    if s.cost.source == "roofline":
+        return ring_gb_per_s(table_gpu(s), s.cluster.tp_size * s.cluster.cp_size)
+    if s.gpu.nic_gb_per_s is None:
+        raise ScenarioError(
+            "cluster.cp_size", f"{s.cluster.cp_size} ranks exchange keys and values", "give gpu.nic_gb_per_s"
+        )
+    return s.gpu.nic_gb_per_s
+
+
+def kv_bytes_per_token(s: Scenario) -> tuple[float, ...]:
+    """Bytes that a token leaves on one GPU of each stage."""
+    m, tp_size = s.model, s.cluster.tp_size
+    if s.cost.source == "roofline":
+        shape = load_model(m.key or "")
+        per_layer = shape.kv_bytes_per_token_per_layer / shape.attention.kv_shards(tp_size)
+    else:
+        per_layer = 2.0 * m.num_key_value_heads * m.head_dim * m.dtype_bytes / min(tp_size, m.num_key_value_heads)
+    return tuple(per_layer * n for n in partition_of(s))

@@ -27,6 +27,7 @@ class Cluster(Section):
 
     pp_size: Positive = 4
     tp_size: Positive = 1  # enters the cost
+    cp_size: Positive = 1  # context-parallel ranks of a stage; enters the cost, as an estimate
     tp_replicas: Positive = 1  # tensor-parallel ranks of a stage that run as scheduler replicas of their own
     pp_async_batch_depth: NonNegative = 0
     comm_overlap: bool = False  # a communication stream of its own (SGLANG_PP_COMM_OVERLAP)
@@ -84,6 +85,7 @@ class Gpu(Section):
 
     key: str | None = None  # a GPU of the table (cost.source roofline); its memory replaces memory_gb
     memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 80.0
+    nic_gb_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # network of a GPU; None: the table
     mem_fraction_static: Fraction = 0.85
 
 

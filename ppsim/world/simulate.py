@@ -15,6 +15,7 @@ from ppsim.planted import hooks_for
 from ppsim.recording import PASS, Recording, Verdict
 from ppsim.recording.schema import VerdictKind
 from ppsim.scenario.fit import check_requests_fit
+from ppsim.scenario.layers import hidden_bytes_per_token
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
@@ -106,7 +107,7 @@ def prepare(
     workload = workload or build_workload(scenario)
     if given.inputs_by_iteration is None:
         check_requests_fit(scenario, [a.request for a in workload.arrivals])
-    cluster, model = scenario.cluster, scenario.model
+    cluster = scenario.cluster
     recording = Recording(cluster.pp_size, tp_replicas=cluster.tp_replicas, name=scenario.name, seed=scenario.seed)
     for message in workload.warnings:
         recording.warn(message)
@@ -125,7 +126,7 @@ def prepare(
         scenario=scenario,
         cost=stage_cost(scenario),
         choices=choices,
-        network=Network(scenario.links, choices, hidden_bytes=model.hidden_size * model.dtype_bytes),
+        network=Network(scenario.links, choices, hidden_bytes=hidden_bytes_per_token(scenario)),
         client=client_of(scenario, workload, given),
         sampler=Sampler(scenario, workload, given.tokens),
         recording=recording,

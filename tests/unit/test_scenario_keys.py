@@ -246,6 +246,7 @@ KEYS: dict[str, Case] = {
     # cluster
     "cluster.pp_size": Case(UNIT, {"cluster.pp_size": 3}),
     "cluster.tp_size": Case(QUADRATIC, {"cluster.tp_size": 2}),
+    "cluster.cp_size": Case(ONE_LONG, {"cluster.cp_size": 2}),
     "cluster.tp_replicas": Case({**QUADRATIC, "cluster.tp_size": 2}, {"cluster.tp_replicas": 2}),
     "cluster.pp_async_batch_depth": Case(UNIT | one(), {"cluster.pp_async_batch_depth": 1}),
     "cluster.comm_overlap": Case(SLOW_SENDS | {"cluster.cuda_graph": False}, {"cluster.comm_overlap": True}),
@@ -328,6 +329,7 @@ KEYS: dict[str, Case] = {
     "model.path": Case({**UNIT, "model.path": "/nowhere/a"}, {"model.path": "/nowhere/b"}, checkpoint),
     # gpu
     "gpu.memory_gb": Case(FROM_MEMORY, {"gpu.memory_gb": 40.0}),
+    "gpu.nic_gb_per_s": Case({**ROOFLINE, "cluster.tp_size": 16}, {"gpu.nic_gb_per_s": 5.0}),
     "gpu.key": Case(ROOFLINE, {"gpu.key": "h200"}),
     "gpu.mem_fraction_static": Case(FROM_MEMORY, {"gpu.mem_fraction_static": 0.5}),
     # cost
