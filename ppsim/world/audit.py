@@ -183,8 +183,6 @@ class Audit:
                     "INV-08", r, f"it sends list {message.iteration} while rank {dst} is in {peer.rank.iteration}"
                 )
         elif isinstance(message, Verdict):
-            if message.lane is Lane.CONTROL:
-                self.rules.published(r, message)
             due = self.verdicts.get((r.rank_id, dst, message.name), r.rank.config.pp_async_batch_depth - 1) + 1
             if message.iteration != due:
                 text = (
@@ -195,6 +193,8 @@ class Audit:
             both = [rid for rid in message.good if rid in message.bad]
             if both and message.name not in TERMINAL_VOTES:
                 self.fail("INV-56", r, f"{both} are both good and bad in a conclusion of {message.name}")
+            if message.lane is Lane.CONTROL:
+                self.rules.published(r, message)
 
     def sampled(self, batch: ForwardBatch, tokens: tuple[int, ...]) -> None:
         """What the last rank sampled for a launch, one token a row; that of a middle chunk counts for nothing."""
