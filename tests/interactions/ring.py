@@ -16,6 +16,7 @@ from zlib import crc32
 
 from ppsim.core import effects as fx
 from ppsim.core.agreed import Local
+from ppsim.core.batch import Piece
 from ppsim.core.config import RankConfig
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank, event_loop_pp
@@ -82,6 +83,7 @@ class Node:
         self.cells: dict[tuple[int, int], int] = {}
         self.decisions: list[fx.Decision] = []
         self.harvests: list[fx.Harvest] = []
+        self.launched: dict[int, tuple[Piece, ...]] = {}  # by iteration
 
     @property
     def done(self) -> bool:
@@ -101,6 +103,7 @@ class Ring:
     order: Callable[[int], int] = lambda n: 0
     capacities: tuple[int, ...] = (10_000,)
     commits_wait: bool = True
+    stays_open: bool = False  # an idle first rank reads empty lists instead of Shutdown
     hooks: Callable[[int, int], Hooks] = Hooks
     tamper: Callable[[int, int, Message], list[Message]] | None = None
     watch: Callable[[Ring, Node, fx.Effect], None] | None = None
@@ -119,7 +122,6 @@ class Ring:
             for p in range(c.pp_size)
             for t in range(c.tp_replicas)
         ]
-        self.last_input = max(self.inputs, default=-1)
 
     # --- running ---------------------------------------------------------------------------------------------
 
@@ -194,10 +196,9 @@ class Ring:
         return None
 
     def ingest(self, effect: fx.Ingest) -> tuple[Input, ...]:
-        due = self.inputs.get(effect.iteration, ())
-        if effect.idle and effect.iteration > self.last_input:
+        if effect.idle and effect.iteration > max(self.inputs, default=-1) and not self.stays_open:
             return (Shutdown(),)
-        return due
+        return self.inputs.get(effect.iteration, ())
 
     def send(self, node: Node, effect: fx.Send) -> int:
         self.num_works += 1
@@ -215,6 +216,7 @@ class Ring:
     def launch(self, node: Node, effect: fx.Launch) -> Payload:
         """Run the batch on this rank's memory, and compare what was read with what the stage before has read."""
         contexts = []
+        node.launched[effect.batch.iteration] = effect.batch.pieces
         for piece in effect.batch.pieces:
             end = piece.prefix_len + piece.new_tokens
             where = [(piece.kv.pages[i // self.config.page_size], i % self.config.page_size) for i in range(end)]
