@@ -446,9 +446,10 @@ def state_parts(scheduler: Scheduler, iteration: int) -> tuple[tuple[str, str, o
     kv, slots = scheduler.kv, scheduler.slots.slots
     batch = scheduler.slots.current(iteration).launched
     requests = scheduler.requests.values()
+    retracted = [r for r in requests if r.retraction_slot is not None]
     return (
         ("INV-12", "skip of a pure middle chunk", batch is not None and batch.forward.skip_output_comm),
-        ("INV-13", "middle chunks in flight", tuple((r.rid, r.inflight_middle_chunks) for r in requests)),
+        ("INV-13", "middle chunks in flight", tuple((r.rid, n) for r in requests if (n := r.inflight_middle_chunks))),
         ("INV-26", "evicted nodes", (kv.tree.num_evicted, kv.tree.victims_digest)),
         ("INV-23", "free tokens", kv.pool.free_tokens),
         ("INV-23", "evictable tokens", kv.tree.evictable_tokens),
@@ -459,7 +460,7 @@ def state_parts(scheduler: Scheduler, iteration: int) -> tuple[tuple[str, str, o
         ("INV-16", "batch_is_full", tuple(slot.batch_is_full for slot in slots)),
         ("INV-29", "idle resets", scheduler.num_idle_resets),
         ("INV-17", "new_token_ratio", scheduler.ratio.key()),
-        ("INV-53", "slots of retracted requests", tuple((r.rid, r.retraction_slot) for r in requests)),
+        ("INV-53", "slots of retracted requests", tuple((r.rid, r.retraction_slot) for r in retracted)),
     )
 
 

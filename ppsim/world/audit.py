@@ -95,7 +95,12 @@ class Audit:
         if before is not None and before[1] == r.rank.iteration - 1 and before[0] != pool.free_tokens:
             self.fail("INV-30", r, f"{pool.free_tokens} tokens are free, the last iteration left {before[0]}")
 
+    def before_harvest(self, r: SimulatedRank, harvest: fx.Harvest) -> None:
+        """What conclusions did to requests since the decision, before what the harvest shows of it."""
+        self.compare("causes after", r, harvest.iteration, causes(r.rank.scheduler))
+
     def harvested(self, r: SimulatedRank, harvest: fx.Harvest) -> None:
+        """Launch and harvest belong together, and tokens to their rows."""
         scheduler = r.rank.scheduler
         num_slots = len(scheduler.slots)
         if harvest.harvested is not None and harvest.harvested != harvest.iteration - num_slots + 1:
@@ -107,7 +112,6 @@ class Audit:
             )
         self._harvest_launched(r, harvest)
         self._own_samples(r, harvest)
-        self.compare("causes after", r, harvest.iteration, causes(scheduler))
         if scheduler.config.role != "plain":
             self.released(r, harvest.finished)
         self.rules.harvested(r, harvest)
@@ -272,9 +276,8 @@ def refined(invariant: str, mine: object, other: object) -> str:
         return ""
     if invariant == "INV-46":
         return refined_queues(mine, other)
-    if sorted(map(str, mine)) == sorted(map(str, other)) and invariant in ("INV-14", "INV-15", "INV-47"):
-        return "INV-62"
-    return invariant
+    pairs = zip(mine, other) if invariant == "INV-15" else [(mine, other)] if invariant in ("INV-14", "INV-47") else ()
+    return "INV-62" if any(a != b and sorted(a) == sorted(b) for a, b in pairs) else invariant
 
 
 def refined_queues(mine: tuple[object, ...], other: tuple[object, ...]) -> str:

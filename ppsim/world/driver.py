@@ -360,9 +360,12 @@ class SimulatedRank:
         if effect.harvest.harvested is not None:
             self.now += self.process_ns
         self.setting.recording.harvest(self.rank_id, effect.harvest)
+        audit = self.setting.audit
+        if audit is not None:
+            audit.before_harvest(self, effect.harvest)
         self.setting.watch.harvested(self.rank_id, effect.harvest)
-        if self.setting.audit is not None:
-            self.setting.audit.harvested(self, effect.harvest)
+        if audit is not None:
+            audit.harvested(self, effect.harvest)
 
 
 def unknown(status: int | None) -> int:

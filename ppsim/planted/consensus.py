@@ -1,0 +1,131 @@
+"""Bugs of votes, conclusions and the consensus store. Invariants 46 to 56."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ppsim.core.config import RankConfig
+from ppsim.core.consensus import KVPoll, Rids, unite
+from ppsim.core.effects import Effect, Send
+from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Plan
+from ppsim.core.messages import Side, Verdict
+from ppsim.core.pd_decode import DecodeRole
+from ppsim.core.rank import Rank
+from ppsim.core.request import Request, State
+from ppsim.planted.plans import before, behind, does, edited, instead, named
+from ppsim.planted.registry import planted
+
+
+@planted("queue_entry_lost", breaks="INV-46", profile="pd", source="protocol.md 12, invariant 46")
+class QueueEntryLost(Hooks):
+    """Later decode ranks lose the youngest of two requests that wait for memory."""
+
+    def plan(self, steps: Plan) -> Plan:
+        def lose(rank: Rank) -> None:
+            role = rank.scheduler.role
+            if isinstance(role, DecodeRole) and not rank.config.is_first and len(role.prealloc) > 1:
+                del rank.scheduler.requests[role.prealloc.pop().rid]
+
+        return behind(steps, "apply_inputs", does(lose))
+
+
+@planted("conclusion_cut_short", breaks="INV-47", profile="pd", source="protocol.md 6.3")
+class ConclusionCutShort(Hooks):
+    """A rank passes on one request less than it was told: it had no buffer left when it looked."""
+
+    def forwarded_verdict(self, rank: Rank, verdict: Verdict) -> Verdict:
+        return replace(verdict, good=verdict.good[:-1])
+
+
+@planted("failures_not_passed_on", breaks="INV-48", profile="pd", source="protocol.md 6.3")
+class FailuresNotPassedOn(Hooks):
+    """What failed is dropped from a conclusion before it is passed on."""
+
+    def forwarded_verdict(self, rank: Rank, verdict: Verdict) -> Verdict:
+        return replace(verdict, bad=())
+
+
+@planted("polls_after_the_vote", breaks="INV-49", profile="pd", source="bugs.md B75, B76")
+class PollsAfterTheVote(Hooks):
+    """Every rank filters a conclusion by a fresh look at its own transfers, as the released engines do."""
+
+    def arguments(self, config: RankConfig) -> RankConfig:
+        return replace(config, vote_variant="released")
+
+
+@planted("only_changed_polls", breaks="INV-50", profile="pd", source="protocol.md 6.4, 12 invariant 50")
+class OnlyChangedPolls(Hooks):
+    """The first rank hands down only the statuses that say something."""
+
+    def plan(self, steps: Plan) -> Plan:
+        def shorten(rank: Rank, effect: Effect) -> Effect:
+            if isinstance(effect, Send) and isinstance(effect.message, Side) and rank.config.is_first:
+                told = tuple(state for state in effect.message.counts if state != KVPoll.BOOTSTRAPPING)
+                return Send(effect.dst, replace(effect.message, counts=told))
+            return effect
+
+        return instead(steps, "agree_bootstrap", *(edited(phase, shorten) for phase in named(steps, "agree_bootstrap")))
+
+
+@planted("aborted_entry_stays", breaks="INV-51", profile="pd", source="bugs.md I13")
+class AbortedEntryStays(Hooks):
+    """Later decode ranks keep an aborted request in the queue for memory."""
+
+    def may_end_now(self, request: Request) -> bool:
+        return super().may_end_now(request) and not (self.pp_rank and request.state is State.PREALLOC)
+
+
+@planted("only_the_first_view_counts", breaks="INV-52", profile="pd", source="bugs.md I4")
+class OnlyTheFirstViewCounts(Hooks):
+    """Good sets are not intersected: what the first rank sees goes for all."""
+
+    def combine_good(self, upstream: Rids, local: Rids) -> Rids:
+        return upstream
+
+
+@planted("bound_to_another_slot", breaks="INV-53", profile="retraction", source="protocol.md 6.3")
+class BoundToAnotherSlot(Hooks):
+    """Later decode ranks bind a retracted request to the slot behind the one that is visited."""
+
+    def plan(self, steps: Plan) -> Plan:
+        def bind(rank: Rank) -> None:
+            role, config = rank.scheduler.role, rank.config
+            for request in role.put_out if isinstance(role, DecodeRole) and not config.is_first else ():
+                if request.retraction_slot is None:
+                    request.retraction_slot = (rank.slot + 1) % config.num_slots
+
+        return before(steps, "first_pass_retract", does(bind))
+
+
+@planted("store_out_of_order", breaks="INV-54", profile="pd", source="protocol.md 6.4")
+class StoreOutOfOrder(Hooks):
+    """Status updates overtake each other: every second look of the first rank sees an older state."""
+
+    def store_age_ns(self, lag_ns: int, peer: int, iteration: int) -> int:
+        return lag_ns + (3_000_000 if iteration % 2 else 0)
+
+
+@planted("missing_is_ready", breaks="INV-55", profile="pd", source="protocol.md 6.4, 12 invariant 55")
+class MissingIsReady(Hooks):
+    """The store takes the minimum of the statuses it has; a rank that has not told anything does not count."""
+
+    def store_decision(self, statuses: Sequence[int | None]) -> int:
+        return min((status for status in statuses if status is not None), default=KVPoll.BOOTSTRAPPING)
+
+
+@planted("good_and_bad", breaks="INV-56", profile="pd", source="bugs.md I4")
+class GoodAndBad(Hooks):
+    """The last rank publishes what failed among what is good as well."""
+
+    def plan(self, steps: Plan) -> Plan:
+        def add(rank: Rank) -> None:
+            for name in ("bootstrap", "prealloc"):
+                if rank.config.is_last and name in rank.first_pass:
+                    good, bad = rank.first_pass[name]
+                    rank.first_pass[name] = (unite(good, bad), bad)
+
+        for name in ("first_pass_bootstrap", "first_pass_prealloc"):
+            steps = behind(steps, name, does(add))
+        return steps

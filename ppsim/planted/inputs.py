@@ -1,0 +1,131 @@
+"""Bugs of the request chain, of the slots' order and of time: invariants 1 to 4, 7, 8, 57."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ppsim.core import phases
+from ppsim.core.config import RankConfig
+from ppsim.core.effects import Effects
+from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Plan
+from ppsim.core.messages import AbortReq, Input
+from ppsim.core.rank import Rank
+from ppsim.core.slots import Slot, SlotRing
+from ppsim.planted.plans import before, does, instead, named
+from ppsim.planted.registry import planted
+
+
+@planted("inputs_read_backwards", breaks="INV-01", profile="plain", source="protocol.md 12, invariant 1")
+class InputsReadBackwards(Hooks):
+    """Later ranks take the request list of an iteration from its end."""
+
+    def plan(self, steps: Plan) -> Plan:
+        def turn_round(rank: Rank) -> None:
+            if not rank.config.is_first:
+                rank.inputs = rank.inputs[::-1]
+
+        return before(steps, "apply_inputs", does(turn_round))
+
+
+@planted("empty_list_not_sent", breaks="INV-02", profile="plain", source="protocol.md 2.2")
+class EmptyListNotSent(Hooks):
+    """A rank that has nothing to tell sends nothing: presence is decided by emptiness."""
+
+    def plan(self, steps: Plan) -> Plan:
+        def only_if_any(phase: str) -> Plan:
+            def forward(rank: Rank) -> Effects[None]:
+                if rank.inputs:
+                    for inner in named(steps, phase):
+                        yield from inner(rank)
+
+            return (forward,)
+
+        return instead(
+            instead(steps, "forward_inputs", *only_if_any("forward_inputs")), "send_inputs", *only_if_any("send_inputs")
+        )
+
+
+@planted("other_arguments", breaks="INV-03", profile="plain", source="protocol.md 12, invariant 3")
+class OtherArguments(Hooks):
+    """The last rank was started with twice the prefill limit."""
+
+    def arguments(self, config: RankConfig) -> RankConfig:
+        if not config.is_last:
+            return config
+        return replace(config, max_prefill_tokens=2 * config.max_prefill_tokens)
+
+
+class ZigzagRing(SlotRing):
+    """Every second round goes backwards."""
+
+    def current(self, iteration: int) -> Slot:
+        number, place = divmod(iteration, len(self.slots))
+        return self.slots[len(self.slots) - 1 - place if number % 2 else place]
+
+
+@planted("zigzag_slots", breaks="INV-04", profile="plain", source="protocol.md 12, invariant 4")
+class ZigzagSlots(Hooks):
+    """Every second round visits the slots backwards, on all ranks alike."""
+
+    def plan(self, steps: Plan) -> Plan:
+        def other_ring(rank: Rank) -> None:
+            if rank.iteration == 0:
+                rank.scheduler.slots = ZigzagRing(rank.config.pp_size, rank.config.pp_async_batch_depth)
+
+        return (does(other_ring), *steps)
+
+
+@planted("no_wait_for_inputs", breaks="INV-07", profile="plain", source="protocol.md 1.9")
+class NoWaitForInputs(Hooks):
+    """After an empty request list a later rank takes the next three for empty as well, without waiting for them."""
+
+    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
+        super().__init__(pp_rank, tp_rank)
+        self.num_assumed = 0
+
+    def plan(self, steps: Plan) -> Plan:
+        def ingest_inputs(rank: Rank) -> Effects[None]:
+            if self.num_assumed > 0:
+                self.num_assumed -= 1
+                rank.inputs = ()
+                return
+            yield from phases.ingest_inputs(rank)
+            if not rank.inputs and not rank.config.is_first:
+                self.num_assumed = 3
+
+        return instead(steps, "ingest_inputs", ingest_inputs)
+
+
+@planted("inputs_not_committed", breaks="INV-08", profile="plain", source="protocol.md 1.9, 3.1")
+class InputsNotCommitted(Hooks):
+    """Nobody waits for the request list of the iteration before, so the first rank runs ahead without a bound."""
+
+    def plan(self, steps: Plan) -> Plan:
+        def forward_inputs(rank: Rank) -> Effects[None]:
+            held, rank.send_req_work = rank.send_req_work, []
+            yield from phases.forward_inputs(rank)
+            rank.send_req_work = held + rank.send_req_work
+
+        return instead(instead(steps, "forward_inputs", forward_inputs), "commit_inputs")
+
+
+@planted("abort_one_iteration_late", breaks="INV-57", profile="abort", source="protocol.md 7.1")
+class AbortOneIterationLate(Hooks):
+    """Later ranks put an abort off to the next iteration."""
+
+    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
+        super().__init__(pp_rank, tp_rank)
+        self.held: tuple[Input, ...] = ()
+
+    def plan(self, steps: Plan) -> Plan:
+        def apply_inputs(rank: Rank) -> Effects[None]:
+            given = rank.inputs
+            if not rank.config.is_first:
+                late = tuple(item for item in given if isinstance(item, AbortReq))
+                rank.inputs = self.held + tuple(item for item in given if item not in late)
+                self.held = late
+            yield from phases.apply_inputs(rank)
+            rank.inputs = given
+
+        return instead(steps, "apply_inputs", apply_inputs)
