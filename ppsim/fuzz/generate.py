@@ -1,11 +1,15 @@
 """Hypothesis strategies for whole experiments: configuration, workload, aborts, observations, faults and tape.
 
 Sizes are small on purpose: nearly every bug of a pipeline shows with three ranks, a handful of requests and a pool of a
-few pages, and small runs are fast to run and to shrink.
+few pages, and small runs are fast to run and to shrink. What is drawn is always a valid scenario: a pool holds each of
+its requests alone, whatever the others take.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib import import_module
 from typing import Any
 
 from hypothesis import strategies as st
@@ -16,6 +20,7 @@ from ppsim.fuzz.profiles import Profile
 
 MAX_ITERATIONS = 3000
 CHUNK = 16
+RESERVE = 4  # num_reserved_decode_tokens
 
 
 @st.composite
@@ -24,68 +29,22 @@ def experiments(draw: DrawFn, profile: Profile) -> Experiment:
     mask = draw(st.integers(0, 2 ** len(profile.features) - 1))
     on = {name for i, name in enumerate(profile.features) if mask >> i & 1} | set(profile.always)
     role = draw(st.sampled_from(profile.roles))
-    raw = base(draw, on, role)
-    raw["workload"] = workload(draw, on, role)
+    work = workload(draw, on)
+    raw = {"name": "fuzz", "workload": work, **machine(draw, on, role, work["requests"])}
     surroundings(draw, on, role, raw)
+    raw["run"] = {"max_iterations": MAX_ITERATIONS, "invariants": True, "max_wait_iterations": patience(raw)}
     num_choices = draw(st.integers(0, 24)) if on & {"delays", "jitter"} else 0
     tape = draw(st.lists(st.integers(0, 15), min_size=num_choices, max_size=num_choices))
     return Experiment(raw, tuple(tape))
 
 
-def base(draw: DrawFn, on: set[str], role: str) -> dict[str, Any]:
-    """Cluster, scheduler, cost, links, host."""
-    pp_size = draw(st.sampled_from((2, 3, 4, 1) if "rendezvous" not in on else (2, 3, 4)))
-    replicas = draw(st.sampled_from((1, 2))) if "replicas" in on else 1
-    page = draw(st.sampled_from((1, 4))) if "pages" in on else 1
-    scheduler: dict[str, Any] = {
-        "chunked_prefill_size": CHUNK if "chunks" in on else 64,
-        "page_size": page,
-        "max_total_tokens": draw(st.sampled_from((68, 80, 100, 140))) if "tight_pool" in on else 400,
-        "max_running_requests": draw(st.integers(1, 4)) if "few_rows" in on else 16,
-        "pp_max_micro_batch_size": draw(st.integers(1, 3)) if "small_slots" in on else 4,
-        "enable_mixed_chunk": "mixed" in on and role == "plain",
-        "schedule_policy": "lpm" if "lpm" in on and role != "decode" else "fcfs",
-        "prefill_decode_interval": draw(st.integers(1, 3)) if "decode_interval" in on else 0,
-        "disable_radix_cache": "no_radix" in on,
-        "skip_pure_chunked_output_comm": "skip_rule" in on,
-        "hidden_send": "after_launch" if "early_hidden" in on and role == "plain" else "after_harvest",
-        "context_length": 256,
-    }
-    if "uneven_pools" in on:
-        pool = scheduler["max_total_tokens"]
-        scheduler["max_total_tokens"] = [pool + draw(st.integers(0, 40)) for _ in range(pp_size)]
-    if "turns" in on:
-        scheduler["max_consecutive_prefills"] = draw(st.integers(0, 2))
-        scheduler["max_consecutive_chunks"] = draw(st.integers(0, 2))
-    links: dict[str, Any] = {}
-    if "jitter" in on:
-        links = {"latency_us": 20.0, "jitter_us": 50.0}
-    if "rendezvous" in on:
-        links["send"] = "rendezvous"
-        scheduler["exchange_order"] = "parity"
-    elif "parity" in on:
-        scheduler["exchange_order"] = "parity"
-    host = {"schedule_us": 20.0, "process_us": 30.0} if "host" in on else {}
-    return {
-        "name": "fuzz",
-        "cluster": {
-            "pp_size": pp_size,
-            "pp_async_batch_depth": draw(st.integers(0, 2)) if "depth" in on else 0,
-            "tp_size": replicas,
-            "tp_replicas": replicas,
-        },
-        "scheduler": scheduler,
-        "cost": {"source": "unit", "unit_ms": 1.0},
-        "links": links,
-        "host": host,
-        "run": {"max_iterations": MAX_ITERATIONS, "invariants": True},
-    }
+# --- what arrives ------------------------------------------------------------------------------------------------
 
 
-def workload(draw: DrawFn, on: set[str], role: str) -> dict[str, Any]:
+def workload(draw: DrawFn, on: set[str]) -> dict[str, Any]:
     """Requests, aborts and flushes, all in logical time."""
     num_requests = draw(st.integers(1, 6))
-    requests = [request(draw, on, i, role) for i in range(num_requests)]
+    requests = [request(draw, on, i) for i in range(num_requests)]
     found: dict[str, Any] = {"source": "requests", "block_tokens": 16, "requests": requests}
     aborts: list[dict[str, Any]] = []
     if "aborts" in on:
@@ -101,12 +60,13 @@ def workload(draw: DrawFn, on: set[str], role: str) -> dict[str, Any]:
     return found
 
 
-def request(draw: DrawFn, on: set[str], index: int, role: str) -> dict[str, Any]:
+def request(draw: DrawFn, on: set[str], index: int) -> dict[str, Any]:
+    """One request; its arrival is early, late, or at once with all others."""
     output = draw(st.integers(1, 30 if "long_outputs" in on else 8))
     found: dict[str, Any] = {
         "rid": f"R{index}",
-        "at_iteration": draw(st.integers(0, 12)),
-        "prompt": draw(st.integers(1, 48)),
+        "at_iteration": draw(st.integers(0, 60 if "gaps" in on else 2 if "bursts" in on else 12)),
+        "prompt": draw(st.integers(1, 120 if "long_prompts" in on else 48)),
         "output": output,
     }
     if "prefixes" in on and draw(st.booleans()):
@@ -115,9 +75,103 @@ def request(draw: DrawFn, on: set[str], index: int, role: str) -> dict[str, Any]
         found["stop_after"] = draw(st.integers(1, output))
     if "grammar" in on and draw(st.booleans()):
         found["grammar"] = "json"
+    if "priorities" in on and draw(st.booleans()):
+        found["priority"] = draw(st.integers(-1, 2))
     if "skip_rule" in on and draw(st.integers(0, 3)) == 0:
         found["return_logprob"] = True
     return found
+
+
+# --- what it runs on -----------------------------------------------------------------------------------------------
+
+
+def machine(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Cluster, scheduler, cost, links, host."""
+    pp_size = draw(st.sampled_from((2, 3, 4, 1) if "rendezvous" not in on else (2, 3, 4)))
+    replicas = draw(st.sampled_from((1, 2))) if "replicas" in on else 1
+    scheduler = limits(draw, on, role, requests)
+    if "uneven_pools" in on:
+        pool = scheduler["max_total_tokens"]
+        scheduler["max_total_tokens"] = [pool + draw(st.integers(0, 40)) for _ in range(pp_size)]
+    cluster: dict[str, Any] = {
+        "pp_size": pp_size,
+        "pp_async_batch_depth": draw(st.integers(0, 2)) if "depth" in on else 0,
+        "tp_size": replicas,
+        "tp_replicas": replicas,
+    }
+    if "overlap" in on:
+        cluster["comm_overlap"] = True
+    host: dict[str, Any] = {"schedule_us": 20.0, "process_us": 30.0} if "host" in on else {}
+    if "jitter" in on:
+        host["stage_jitter_percent"] = 10.0
+    return {
+        "cluster": cluster,
+        "scheduler": scheduler,
+        "cost": {"source": "unit", "unit_ms": 1.0},
+        "links": links(draw, on, scheduler),
+        "host": host,
+    }
+
+
+def links(draw: DrawFn, on: set[str], scheduler: dict[str, Any]) -> dict[str, Any]:
+    """Latencies, bandwidth, and whether a send blocks; the scheduler's order of sends goes with it."""
+    found: dict[str, Any] = {}
+    if "jitter" in on:
+        found = {"latency_us": 20.0, "jitter_us": 50.0}
+    if "overlap" in on:
+        found["bandwidth_gb_per_s"] = draw(st.sampled_from((0.001, 0.01)))
+    if "rendezvous" in on:
+        found["send"] = "rendezvous"
+    if on & {"rendezvous", "parity"}:
+        scheduler["exchange_order"] = "parity"
+    return found
+
+
+def limits(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
+    """The scheduler's limits and policies."""
+    page = draw(st.sampled_from((1, 4))) if "pages" in on else 1
+    clip = draw(st.integers(1, 4)) if "retraction" in on else 4096
+    found: dict[str, Any] = {
+        "chunked_prefill_size": CHUNK if "chunks" in on else -1 if "tight_pool" in on else 64,
+        "page_size": page,
+        "max_running_requests": draw(st.integers(1, 4)) if "few_rows" in on else 16,
+        "pp_max_micro_batch_size": draw(st.integers(1, 3)) if "small_slots" in on else 4,
+        "enable_mixed_chunk": "mixed" in on and role == "plain",
+        "schedule_policy": "lpm" if "lpm" in on and role != "decode" else "fcfs",
+        "prefill_decode_interval": draw(st.integers(1, 3)) if "decode_interval" in on else 0,
+        "disable_radix_cache": "no_radix" in on,
+        "skip_pure_chunked_output_comm": "skip_rule" in on,
+        "hidden_send": "after_launch" if "early_hidden" in on and role == "plain" else "after_harvest",
+        "context_length": 256,
+        "clip_max_new_tokens": clip,
+    }
+    if "tight_pool" in on:
+        least = max(least_pool(r, clip, page, role) for r in requests)
+        found["max_total_tokens"] = max(CHUNK, -(-least // page) * page) + page * draw(st.integers(0, 12))
+    else:
+        found["max_total_tokens"] = 600
+    if "retraction" in on:
+        found["schedule_conservativeness"] = 0.1
+    if "all_slots" in on:
+        found["reserve_decode"] = "all_slots"
+        found["max_total_tokens"] += sum(r["output"] for r in requests)
+    if "prefill_limits" in on:
+        found["max_prefill_tokens"] = draw(st.sampled_from((8, 24, 64)))
+        found["prefill_max_requests"] = draw(st.integers(0, 2))
+    if "turns" in on and role != "decode":
+        found["max_consecutive_prefills"] = draw(st.integers(0, 3))
+        found["max_consecutive_chunks"] = draw(st.integers(0, 3))
+    return found
+
+
+def least_pool(request: dict[str, Any], clip: int, page: int, role: str) -> int:
+    """Tokens of a pool that can serve the request alone (``Intake._why_never`` and the decode role's reserve)."""
+    prompt, output = request["prompt"], 1 if role == "prefill" else request["output"]
+    reserve = prompt + min(output, clip) + page + 1
+    return max(reserve, prompt + output, prompt + RESERVE if role == "decode" else 0)
+
+
+# --- what each rank sees alone -------------------------------------------------------------------------------------
 
 
 def surroundings(draw: DrawFn, on: set[str], role: str, raw: dict[str, Any]) -> None:
@@ -126,36 +180,81 @@ def surroundings(draw: DrawFn, on: set[str], role: str, raw: dict[str, Any]) -> 
         raw["disaggregation"] = {
             "role": role,
             "bootstrap": "vote" if "ring_bootstrap" in on else "store",
-            "num_reserved_decode_tokens": 8,
+            "num_reserved_decode_tokens": RESERVE,
         }
+        if "store_lag" in on:
+            raw["disaggregation"]["store_lag_us"] = draw(st.sampled_from((300.0, 3000.0)))
     observations: dict[str, Any] = {}
     if "delays" in on:
         observations["max_delay"] = draw(st.integers(1, 6))
-    if "listed" in on or "failures" in on:
-        observations["listed"] = [listed(draw, on, role, raw) for _ in range(draw(st.integers(0, 2)))]
+    if on & {"listed", "failures"}:
+        observations["listed"] = [listed(draw, on, role, raw) for _ in range(draw(st.integers(0, 3)))]
     if observations:
         raw["observations"] = observations
     if "timeouts" in on:
         raw["timeouts"] = {"waiting_ms": draw(st.integers(5, 30)), "running_ms": draw(st.integers(5, 60))}
-        num_ranks = raw["cluster"]["pp_size"] * raw["cluster"]["tp_replicas"]
-        raw["faults"] = {"clock_skew_ms": [draw(st.integers(-5, 5)) for _ in range(num_ranks)]}
+        raw["faults"] = {"clock_skew_ms": [draw(st.integers(-5, 5)) for _ in range(num_ranks(raw))]}
+    if "pauses" in on:
+        pause = {"rank": draw(st.integers(0, num_ranks(raw) - 1)), "at_iteration": draw(st.integers(0, 20)), "ms": 4.0}
+        raw.setdefault("faults", {})["pauses"] = [pause]
 
 
-KINDS = {"plain": ("grammar",), "prefill": ("bootstrap", "transfer"), "decode": ("handshake", "receive")}
+KINDS = {"plain": (), "prefill": ("bootstrap", "transfer"), "decode": ("handshake", "receive")}
 
 
 def listed(draw: DrawFn, on: set[str], role: str, raw: dict[str, Any]) -> dict[str, Any]:
     """A fact with its own iteration on each rank."""
-    num_ranks = raw["cluster"]["pp_size"] * raw["cluster"]["tp_replicas"]
     requests = raw["workload"]["requests"]
+    kinds = KINDS[role] + (("grammar",) if "grammar" in on or role == "plain" else ())
     return {
-        "what": draw(st.sampled_from(KINDS[role])),
+        "what": draw(st.sampled_from(kinds)),
         "rid": requests[draw(st.integers(0, len(requests) - 1))]["rid"],
-        "at": [draw(st.integers(0, 20)) for _ in range(num_ranks)],
+        "at": [draw(st.integers(0, 20)) for _ in range(num_ranks(raw))],
         "failed": "failures" in on and draw(st.booleans()),
     }
+
+
+def num_ranks(raw: dict[str, Any]) -> int:
+    pp_size, replicas = raw["cluster"]["pp_size"], raw["cluster"]["tp_replicas"]
+    assert isinstance(pp_size, int)
+    assert isinstance(replicas, int)
+    return pp_size * replicas
+
+
+def patience(raw: dict[str, Any]) -> int:
+    """Iterations that a request may stand still: all others may have to run to their end first, one after the other.
+
+    Each takes its chunks and a round of L visits for each token; a retraction may repeat all of it. What a rank sees
+    late comes within 20 iterations, and a vote takes two rounds.
+    """
+    num_slots = raw["cluster"]["pp_size"] + raw["cluster"]["pp_async_batch_depth"]
+    chunk = raw["scheduler"]["chunked_prefill_size"]
+    visits = sum((1 if chunk < 0 else -(-r["prompt"] // chunk)) + r["output"] for r in raw["workload"]["requests"])
+    return min(60 + 4 * num_slots * (visits + 2), MAX_ITERATIONS - 1)
+
+
+# --- drawing -------------------------------------------------------------------------------------------------------
 
 
 def strategy(profile: Profile) -> SearchStrategy[Experiment]:
     """The experiments of a profile."""
     return experiments(profile)
+
+
+@contextmanager
+def from_the_seed_alone() -> Iterator[None]:
+    """Hypothesis likes to draw constants that it finds in the source of loaded modules: here it must not.
+
+    What has been imported, or where ppsim is installed, would otherwise change what a seed generates. Later versions
+    of Hypothesis may do this elsewhere; a test compares campaigns of two processes with different imports.
+    """
+    provider = getattr(import_module("hypothesis.internal.conjecture.providers"), "HypothesisProvider", None)
+    before = getattr(provider, "_maybe_draw_constant", None)
+    if provider is None or before is None:
+        yield
+        return
+    provider._maybe_draw_constant = lambda *args, **kwargs: None
+    try:
+        yield
+    finally:
+        provider._maybe_draw_constant = before

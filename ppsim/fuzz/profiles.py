@@ -33,6 +33,12 @@ BASE = (
     "host",
     "skip_rule",
     "long_outputs",
+    "long_prompts",
+    "bursts",
+    "gaps",
+    "retraction",
+    "overlap",
+    "pauses",
 )
 POLICY = (
     "mixed",
@@ -43,36 +49,29 @@ POLICY = (
     "few_rows",
     "uneven_pools",
     "early_hidden",
+    "all_slots",
+    "priorities",
+    "prefill_limits",
     "turns",
 )
 DELAYS = ("delays", "listed")
+ENDS = ("aborts", "abort_all", "flush", "timeouts")
+SIDES = ("ring_bootstrap", "failures", "store_lag")
 
 PROFILES: dict[str, Profile] = {
     p.name: p
     for p in (
         Profile("plain", ("plain",), (*BASE, *POLICY)),
-        Profile("chunked", ("plain",), (*BASE, "mixed", "small_slots", "few_rows"), ("chunks",)),
-        Profile("abort", ("plain",), (*BASE, *POLICY, "aborts", "abort_all", "flush", "timeouts"), ("aborts",)),
-        Profile("pd", ("prefill", "decode"), (*BASE, *DELAYS, "aborts", "abort_all", "ring_bootstrap", "failures")),
+        Profile("chunked", ("plain",), (*BASE, "mixed", "small_slots", "few_rows", "turns"), ("chunks",)),
+        Profile("abort", ("plain",), (*BASE, *POLICY, *ENDS), ("aborts",)),
+        Profile("retraction", ("plain", "decode"), (*BASE, *DELAYS, "aborts"), ("retraction", "tight_pool")),
+        Profile("pd", ("prefill", "decode"), (*BASE, *DELAYS, *SIDES, "aborts", "abort_all", "grammar")),
         Profile("grammar", ("plain",), (*BASE, *DELAYS, "grammar", "aborts", "failures"), ("grammar",)),
         Profile("blocking", ("plain",), (*BASE, "aborts", "rendezvous", "parity"), ("rendezvous", "parity")),
         Profile(
             "all",
             ("plain", "prefill", "decode"),
-            (
-                *BASE,
-                *POLICY,
-                *DELAYS,
-                "aborts",
-                "abort_all",
-                "flush",
-                "timeouts",
-                "grammar",
-                "ring_bootstrap",
-                "failures",
-                "rendezvous",
-                "parity",
-            ),
+            (*BASE, *POLICY, *DELAYS, *ENDS, *SIDES, "grammar", "rendezvous", "parity"),
         ),
     )
 }
