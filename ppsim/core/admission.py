@@ -115,7 +115,8 @@ class PrefillAdder:
         return True
 
     def add(self, request: Request, found: Match) -> Result:
-        """Try a waiting request that has ``found`` in the cache. An admitted one keeps that prefix locked.
+        """Try a waiting request that has ``found`` in the cache. An admitted one keeps that prefix locked, and the
+        caller loads back what of it is in host memory.
 
         The budget is looked at twice, as locking takes the prefix out of what could be evicted.
         """
@@ -128,10 +129,11 @@ class PrefillAdder:
         total = context + expected_output(config, remaining_output) + config.page_size
         if total >= self.rem_total:
             return Result.NO_TOKEN
+        new_tokens -= found.host_tokens  # they need memory, but no computing
         if self.rem_chunk is None and self.admitted and self._ceil(new_tokens) >= self.rem_input:
             return Result.OTHER
         self.tree.lock(found.node)
-        result = self._add_locked(request, found.num_tokens, new_tokens, total)
+        result = self._add_locked(request, found.num_tokens + found.host_tokens, new_tokens, total)
         if result is not None:
             self.tree.unlock(found.node)
             return result

@@ -33,6 +33,8 @@ class RankConfig:
     enable_radix_cache: bool = True
     context_length: int = 131072
     clip_max_new_tokens: int = 4096
+    hicache_write_policy: str = ""  # write_through | write_back; empty: no host tier (hicache.py)
+    hicache_storage: bool = False  # prefetch from storage when a request arrives
     reserve_all_slots: bool = False
     hidden_after_launch: bool = False
     skip_pure_chunk_output: bool = False

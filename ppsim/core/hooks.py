@@ -45,6 +45,10 @@ class Hooks:
         """KV pool size to use: the minimum over all ranks (invariant 22; bugs.md B04)."""
         return agreed_tokens
 
+    def host_capacity(self, agreed_tokens: int, local_tokens: int) -> int:
+        """Size of the host tier: the minimum over all ranks, as of the KV pool (invariant 22)."""
+        return agreed_tokens
+
     # --- cache -----------------------------------------------------------------------------------------------
 
     def access_stamp(self, clock: int) -> int:

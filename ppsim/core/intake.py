@@ -26,10 +26,10 @@ from ppsim.core.slots import SlotRing
 class Intake:
     """All replicated state of a rank, and what inputs do to it. ``outbox`` keeps replies until the loop sends them."""
 
-    def __init__(self, config: RankConfig, capacity_tokens: int, hooks: Hooks) -> None:
+    def __init__(self, config: RankConfig, capacity_tokens: int, hooks: Hooks, host_tokens: int = 0) -> None:
         self.config = config
         self.hooks = hooks
-        self.kv = KVCache(config, capacity_tokens, hooks)
+        self.kv = KVCache(config, capacity_tokens, hooks, host_tokens, self.ask)
         self.slots = SlotRing(config.pp_size, config.pp_async_batch_depth)
         self.ratio = NewTokenRatio(
             config.init_new_token_ratio, config.min_new_token_ratio, config.new_token_ratio_decay_steps
@@ -58,6 +58,10 @@ class Intake:
         self.delivered: list[tuple[str, int, int]] = []  # (rid, n, token) delivered outside a harvest, likewise
         self.role: Role = Role(self)
 
+    def ask(self, what: str, key: str, argument: str) -> None:
+        """Ask something of the local environment; the loop hands it out."""
+        self.acts.append((what, key, argument))
+
     # --- inputs ----------------------------------------------------------------------------------------------
 
     @agreed_call("INV-01", "inputs")
@@ -82,6 +86,7 @@ class Intake:
             self.role.refused(request)
             return
         self.requests[request.rid] = request
+        self.kv.prefetch(request)
         if request.spec.grammar is not None:
             request.on(Event.COMPILE)
             self.grammar_queue.append(request)
@@ -139,6 +144,7 @@ class Intake:
     @agreed_call("INV-42", "request.rid", "event", "reason")
     def end(self, request: Request, event: Event, reason: str, *, insert: bool = False) -> None:
         """A request ends outside a harvest: KV back, one terminal reply."""
+        self.kv.drop_fetch(request)
         if request.req_slot is not None:
             self.kv.finish(request, insert=insert)
         request.on(event)
@@ -198,5 +204,18 @@ class Intake:
 
     @property
     def fully_idle(self) -> bool:
-        """No request anywhere and nothing in flight (protocol.md section 9; bugs.md B45)."""
-        return not self.requests and self.slots.drained
+        """No request anywhere and nothing in flight, also between the tiers (protocol.md section 9; bugs.md B45)."""
+        return not self.requests and self.slots.drained and not self.kv.outstanding
+
+    @property
+    def waits_for_tiers(self) -> bool:
+        """Copies are under way, and there is nothing else that could be done before they end."""
+        others = [r for r in self.requests.values() if r.rid not in self.kv.fetches or r.state is not State.WAITING]
+        return bool(self.kv.outstanding) and not others and self.slots.drained
+
+    @agreed_call("INV-28", "acks", "hits")
+    def advance_tiers(self, acks: Agreed[tuple[int, int]], hits: Agreed[tuple[int, ...]]) -> None:
+        """Consume acknowledgements of writes and loads, and end the fetches whose hit length is agreed."""
+        assert self.kv.tiers is not None
+        self.kv.tiers.take_acks(*acks.value)
+        self.advanced += self.kv.end_fetches(list(hits.value))

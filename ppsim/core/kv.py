@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.config import RankConfig
+from ppsim.core.hicache import Ask, Fetch, HiRadixCache
 from ppsim.core.hooks import Hooks
 from ppsim.core.pool import Pool
 from ppsim.core.prefix import Match, RadixCache
@@ -20,12 +21,20 @@ from ppsim.core.request import Request
 
 
 class KVCache:
-    """Pool, tree and request table of one rank."""
+    """Pool, tree and request table of one rank. ``tiers`` is the tree where it has a host tier, else None."""
 
-    def __init__(self, config: RankConfig, num_tokens: int, hooks: Hooks) -> None:
+    def __init__(
+        self, config: RankConfig, num_tokens: int, hooks: Hooks, host_tokens: int = 0, ask: Ask | None = None
+    ) -> None:
         self.enable_radix_cache = config.enable_radix_cache
         self.pool = Pool(num_tokens, config.page_size)
-        self.tree = RadixCache(self.pool, hooks)
+        self.tiers: HiRadixCache | None = None
+        if config.hicache_write_policy:
+            assert ask is not None
+            self.tiers = HiRadixCache(self.pool, hooks, host_tokens, config.hicache_write_policy, ask)
+        self.tree = RadixCache(self.pool, hooks) if self.tiers is None else self.tiers
+        self.looks_in_storage = config.hicache_storage
+        self.fetches: dict[str, Fetch] = {}  # of requests that wait for what storage has of their prompt
         # Rows are taken from the tail and put back there (protocol.md 4.9).
         self.num_duplicates = 0  # stashes that found the same tokens computed by another request
         self.free_rows = list(range(1, config.max_running_requests + 1))
@@ -50,6 +59,55 @@ class KVCache:
         request.pages = list(request.pages)
         request.kv_len = request.cached_len = len(request.pages) * self.pool.page_size
 
+    # --- tiers (hicache.py) ----------------------------------------------------------------------------------
+
+    @property
+    def is_copying(self) -> bool:
+        """Whether device pages are locked by copies whose acknowledgement is not consumed."""
+        return self.tiers is not None and self.tiers.is_copying
+
+    @property
+    def outstanding(self) -> tuple[str, ...]:
+        """Keys of the copies under way between the tiers."""
+        return () if self.tiers is None else self.tiers.outstanding
+
+    @property
+    def fetches_under_way(self) -> list[Fetch]:
+        """Also those whose request has ended."""
+        return [] if self.tiers is None else self.tiers.fetches
+
+    def load_back(self, request: Request, found: Match) -> Match:
+        """An admitted request stands on ``found`` (locked): bring what of it is in host memory to the device."""
+        if self.tiers is None or not found.host_tokens:
+            return found
+        self.tiers.owner = request.rid
+        return self.tiers.load_back(found)
+
+    def prefetch(self, request: Request) -> None:
+        """A request has arrived: look in storage for what neither device nor host has of its prompt."""
+        if self.tiers is not None and self.looks_in_storage:
+            fetch = self.tiers.start_fetch(request.rid, request.tokens(request.prompt_len - 1))
+            if fetch is not None:
+                self.fetches[request.rid] = fetch
+
+    def end_fetches(self, hits: list[int]) -> list[str]:
+        """Agreed prompt tokens in storage for each fetch under way, -1: not done. The requests that may go on."""
+        assert self.tiers is not None
+        done = [pair for pair in zip(self.tiers.fetches, hits, strict=True) if pair[1] >= 0]
+        for fetch, hit in done:
+            self.tiers.end_fetch(fetch, hit)
+            if self.fetches.get(fetch.rid) is fetch:
+                del self.fetches[fetch.rid]
+        return [fetch.rid for fetch, _ in done if not fetch.is_dropped]
+
+    def drop_fetch(self, request: Request) -> None:
+        """A request ends before its fetch: what comes of it goes nowhere, but its host pages wait for the end."""
+        fetch = self.fetches.pop(request.rid, None)
+        if fetch is not None:
+            fetch.is_dropped = True
+
+    # --- pages and rows --------------------------------------------------------------------------------------
+
     def take_row(self, request: Request) -> None:
         """Give a request its row in the request table; the caller has checked that one is free."""
         request.req_slot = self.free_rows.pop()
@@ -63,6 +121,7 @@ class KVCache:
     def grow(self, request: Request, num_tokens: int) -> None:
         """Take pages for the next ``num_tokens`` tokens, evicting only what is missing, and count them as written."""
         missing = self._missing_pages(request, num_tokens)
+        self._on_behalf_of(request)
         self.evict_for(missing)
         request.pages += self.pool.alloc(missing)
         request.kv_len += num_tokens
@@ -82,6 +141,7 @@ class KVCache:
         if not self.enable_radix_cache:
             return
         tokens = request.tokens(request.kv_len)
+        self._on_behalf_of(request)
         self.tree.insert(tokens, request.pages)
         found = self.tree.match(tokens)
         # Below cached_len the request stands on the tree's own pages, locked: only what is new can change hands.
@@ -100,6 +160,7 @@ class KVCache:
     def finish(self, request: Request, *, insert: bool = True) -> None:
         """Give everything back; with ``insert`` the whole pages of prompt + output stay cached."""
         if self.enable_radix_cache and insert:
+            self._on_behalf_of(request)
             self.tree.insert(request.tokens(request.kv_len), request.pages)
         self._release(request)
 
@@ -117,6 +178,10 @@ class KVCache:
         if self.pool.free_tokens + cached > self.pool.capacity_tokens:
             return f"{self.pool.free_tokens} free + {cached} cached tokens exceed {self.pool.capacity_tokens}"
         return ""
+
+    def _on_behalf_of(self, request: Request) -> None:
+        if self.tiers is not None:
+            self.tiers.owner = request.rid
 
     def _missing_pages(self, request: Request, num_tokens: int) -> int:
         return self.pool.pages_for(request.kv_len + num_tokens) - len(request.pages)

@@ -16,6 +16,7 @@ from ppsim.core.effects import Effects
 from ppsim.core.leader import agree_grammar
 from ppsim.core.rank import Rank, build_rank
 from ppsim.core.start import agree_on_start
+from ppsim.core.tiers import agree_tiers
 
 Phase: TypeAlias = Callable[[Rank], Effects[None]]
 Plan: TypeAlias = tuple[Phase, ...]
@@ -34,6 +35,7 @@ PLAIN: Plan = (
     phases.forward_inputs,
     phases.apply_inputs,
     agree_grammar,
+    agree_tiers,
     *RUN,
     phases.send_hidden_early,
     phases.harvest,
@@ -48,6 +50,7 @@ PREFILL: Plan = (
     phases.share_inputs,
     phases.apply_inputs,
     agree_grammar,
+    agree_tiers,
     pd.agree_bootstrap,
     pd.first("release", pd.view_release),
     *RUN,
@@ -71,6 +74,7 @@ PREFILL_VOTING: Plan = (
     phases.share_inputs,
     phases.apply_inputs,
     agree_grammar,
+    agree_tiers,
     pd.first("bootstrap", pd.view_bootstrap),
     pd.first("release", pd.view_release),
     *RUN,
@@ -96,6 +100,7 @@ DECODE: Plan = (
     phases.share_inputs,
     phases.apply_inputs,
     agree_grammar,
+    agree_tiers,
     pd.first("retract", pd.view_retract),
     pd.first("prealloc", pd.view_prealloc),
     pd.first("transferred", pd.view_transferred),

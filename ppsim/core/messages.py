@@ -107,6 +107,7 @@ class Start:
     fingerprint: str  # of everything that all ranks must share
     iteration: int = -1
     slot: int = -1
+    host_tokens: int = 0  # likewise of the host tier (hicache.py); 0: there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from ppsim.core.tokens import WIDTH, TokenBytes, common_prefix
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """``key`` and ``pages`` exclude what the parents hold."""
+    """``key`` and ``pages`` exclude what the parents hold; ``host_pages`` is a copy in host memory (hicache.py)."""
 
     node_id: int
     key: TokenBytes
@@ -33,15 +33,21 @@ class Node:
     children: dict[bytes, Node] = field(default_factory=dict)
     lock_ref: int = 0
     last_access: int = 0
+    host_pages: list[int] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """The longest cached prefix of a key: ``num_tokens`` on ``pages``, ending at ``node``."""
+    """The longest cached prefix of a key: ``num_tokens`` on ``pages``, ending at ``node``.
+
+    With a host tier (hicache.py) ``host_tokens`` more are in host memory, ending at ``host_node``.
+    """
 
     num_tokens: int
     pages: list[int]
     node: Node
+    host_tokens: int = 0
+    host_node: Node | None = None
 
 
 class RadixCache:
@@ -159,6 +165,10 @@ class RadixCache:
             raise PoolError(f"{self.protected_tokens} cached tokens are still locked")
         self.evict(self.pool.num_pages)
 
+    def leftover(self) -> str:
+        """After ``reset`` at the end of a run: what is still held outside the KV pool; empty if nothing is."""
+        return ""
+
     def shape(self) -> tuple[object, ...]:
         """Keys and locks as nested tuples (invariant 25); for checks, not for hot paths."""
 
@@ -187,13 +197,17 @@ class RadixCache:
 
     def _offer(self, node: Node) -> None:
         """Make a node a candidate for eviction; entries that have become untrue are skipped when they come up."""
-        if not node.children and node.lock_ref == 0:
+        if self._is_leaf(node):
             heappush(self._heap, (self.hooks.eviction_key(node), node.node_id, node))
             if len(self._heap) > 64 + 4 * self._num_live:
                 self._drop_stale()
 
+    def _is_leaf(self, node: Node) -> bool:
+        """A candidate for eviction."""
+        return not node.children and node.lock_ref == 0
+
     def _is_stale(self, key: int, node: Node) -> bool:
-        return node.parent is None or bool(node.children) or node.lock_ref > 0 or key != self.hooks.eviction_key(node)
+        return node.parent is None or not self._is_leaf(node) or key != self.hooks.eviction_key(node)
 
     def _drop_stale(self) -> None:
         """A cache that is hit for ever and never evicts must not grow a list of outdated candidates."""

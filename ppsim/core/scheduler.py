@@ -139,12 +139,16 @@ class Scheduler(Intake):
                 slot.batch_is_full = True
             if slot.batch_is_full:
                 break
+            if request.rid in self.kv.fetches:
+                self.note("waits for storage")
+                continue
             found = self.kv.match(request)
             before = len(adder.admitted)
             result = adder.add(request, found)
             if len(adder.admitted) > before:
                 # Rows and prefixes are handed out below: num_places counts them through ``taken``.
                 taken.append(request)
+                found = self.kv.load_back(request, found)
                 request.last_node, request.num_cached_tokens = found.node, found.num_tokens
                 request.pages = found.pages
             if result is Result.NO_TOKEN:
@@ -215,6 +219,9 @@ class Scheduler(Intake):
         before = len(slot.running)
         slot.running = [r for r in slot.running if r.state is State.DECODE]
         if slot.running and not self._decode_fits(slot.running):
+            if self.kv.is_copying:
+                self.note("decode waits for a copy")
+                return None  # what it needs may be locked by copies to host memory, and these end (bugs.md B43)
             self._retract(slot, retracted)
         elif slot.running:
             self.ratio.decay()
@@ -420,7 +427,9 @@ class Scheduler(Intake):
 
 def causes(scheduler: Scheduler) -> tuple[tuple[str, str, object], ...]:
     """What an iteration did to requests before its batch was chosen: (invariant, name, value), earliest cause first."""
+    tiers = scheduler.kv.tiers
     return (
+        ("INV-28", "acks, hits and load-backs", () if tiers is None else tiers.tier_parts()),
         ("INV-57", "aborted requests", tuple(scheduler.aborted)),
         ("INV-48", "failed requests", tuple(scheduler.failed)),
         ("INV-47", "advanced requests", tuple(scheduler.advanced)),

@@ -1,13 +1,14 @@
 """Before iteration 0: agree on what must be the same everywhere (invariants 3 and 22; design decision 4).
 
-Two passes round the ring: MIN of the KV capacities on the way down, the result on the way back; inside a stage the
-leader collects and hands out. The fingerprint of the shared configuration travels along, so that ranks that were
-started with different arguments refuse to run instead of drifting apart.
+Two passes round the ring: MIN of the capacities (KV pool, and host tier where there is one) on the way down, the result
+on the way back; inside a stage the leader collects and hands out. The fingerprint of the shared configuration travels
+along, so that ranks that were started with different arguments refuse to run instead of drifting apart.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from typing import TypeAlias
 
 from ppsim.core.agreed import Agreed
 from ppsim.core.channels import commit_all
@@ -18,6 +19,13 @@ from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Lane, Start
 from ppsim.core.rank import Rank
 
+Tokens: TypeAlias = tuple[int, int]
+"""Capacity of the KV pool, and of the host tier (0: there is none)."""
+
+
+def lower(a: Tokens, b: Tokens) -> Tokens:
+    return min(a[0], b[0]), min(a[1], b[1])
+
 
 def fingerprint(config: RankConfig) -> str:
     """Digest of all arguments that the ranks of a run share."""
@@ -26,8 +34,10 @@ def fingerprint(config: RankConfig) -> str:
 
 
 def agree_on_start(rank: Rank) -> Effects[None]:
-    """Agree on the KV capacity and start the scheduler. Raises ProtocolError if the arguments differ."""
-    local = (yield from observe("capacity", (), -1)).value[0]
+    """Agree on the capacities and start the scheduler. Raises ProtocolError if the arguments differ."""
+    pool = (yield from observe("capacity", (), -1)).value[0]
+    host = (yield from observe("host_capacity", (), -1)).value[0] if rank.config.hicache_write_policy else 0
+    local = (pool, host)
     works: list[Work] = []
     stage_min = yield from _stage_minimum(rank, local, works)
     agreed = stage_min
@@ -35,27 +45,28 @@ def agree_on_start(rank: Rank) -> Effects[None]:
         agreed = yield from _ring_minimum(rank, stage_min, works)
     agreed = yield from _hand_out(rank, agreed, works)
     yield from commit_all(works)
-    rank.start(Agreed(rank.hooks.capacity(agreed, local), "start ring"))
+    tokens = rank.hooks.capacity(agreed[0], pool), rank.hooks.host_capacity(agreed[1], host)
+    rank.start(Agreed(tokens[0], "start ring"), Agreed(tokens[1], "start ring"))
 
 
-def _stage_minimum(rank: Rank, local: int, works: list[Work]) -> Effects[int]:
+def _stage_minimum(rank: Rank, local: Tokens, works: list[Work]) -> Effects[Tokens]:
     link = rank.link
     if not link.is_leader:
         works.append((yield from link.send(link.leader, _message(rank, local))))
         return local
     lowest = local
     for replica in link.replicas:
-        lowest = min(lowest, (yield from _receive(rank, replica)))
+        lowest = lower(lowest, (yield from _receive(rank, replica)))
     return lowest
 
 
-def _ring_minimum(rank: Rank, stage_min: int, works: list[Work]) -> Effects[int]:
+def _ring_minimum(rank: Rank, stage_min: Tokens, works: list[Work]) -> Effects[Tokens]:
     link, config = rank.link, rank.config
     if config.pp_size == 1:
         return stage_min
     lowest = stage_min
     if not config.is_first:
-        lowest = min(lowest, (yield from _receive(rank, link.prev)))
+        lowest = lower(lowest, (yield from _receive(rank, link.prev)))
     works.append((yield from link.send(link.next, _message(rank, lowest))))
     if config.is_last:
         return lowest
@@ -65,7 +76,7 @@ def _ring_minimum(rank: Rank, stage_min: int, works: list[Work]) -> Effects[int]
     return agreed
 
 
-def _hand_out(rank: Rank, agreed: int, works: list[Work]) -> Effects[int]:
+def _hand_out(rank: Rank, agreed: Tokens, works: list[Work]) -> Effects[Tokens]:
     link = rank.link
     if not link.is_leader:
         return (yield from _receive(rank, link.leader))
@@ -74,11 +85,11 @@ def _hand_out(rank: Rank, agreed: int, works: list[Work]) -> Effects[int]:
     return agreed
 
 
-def _message(rank: Rank, capacity: int) -> Start:
-    return Start(rank.link.rank_id, capacity, fingerprint(rank.config))
+def _message(rank: Rank, tokens: Tokens) -> Start:
+    return Start(rank.link.rank_id, tokens[0], fingerprint(rank.config), host_tokens=tokens[1])
 
 
-def _receive(rank: Rank, src: int) -> Effects[int]:
+def _receive(rank: Rank, src: int) -> Effects[Tokens]:
     message = yield from rank.link.receive(Start, src, Lane.START, -1, -1)
     mine = fingerprint(rank.config)
     if message.fingerprint != mine:
@@ -91,4 +102,4 @@ def _receive(rank: Rank, src: int) -> Effects[int]:
             f"rank {src} was started with other arguments",
             "INV-03",
         )
-    return message.capacity_tokens
+    return message.capacity_tokens, message.host_tokens

@@ -6,6 +6,7 @@ A configuration that can never progress is refused here, at the start, and not p
 from __future__ import annotations
 
 from ppsim.errors import ScenarioError
+from ppsim.scenario.hicache import check_hicache
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import MAX_TOKENS, Scenario
 
@@ -17,6 +18,7 @@ def check_scenario(s: Scenario) -> None:
     check_model(s)
     check_workload(s)
     check_surroundings(s)
+    check_hicache(s)
 
 
 def check_cluster(s: Scenario) -> None:

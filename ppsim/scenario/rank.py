@@ -41,6 +41,8 @@ def rank_config(s: Scenario, pp_rank: int, tp_rank: int = 0) -> RankConfig:
         max_micro_batch_size=c.pp_max_micro_batch_size or max(c.max_running_requests // k.pp_size, 1),
         page_size=c.page_size,
         enable_radix_cache=not c.disable_radix_cache and s.disaggregation.role != "decode",
+        hicache_write_policy=s.hicache.write_policy if s.hicache.enabled else "",
+        hicache_storage=s.hicache.enabled and s.hicache.storage,
         context_length=c.context_length,
         clip_max_new_tokens=c.clip_max_new_tokens,
         reserve_all_slots=c.reserve_decode == "all_slots",

@@ -255,10 +255,37 @@ class Disaggregation(Section):
     kv_faults: tuple[KvFault, ...] = ()
 
 
-class Observation(Section):
-    """When a rank sees a local fact: in its own iteration ``at[rank]``. ``failed``: what it sees is a failure."""
+class StorageHit(Section):
+    """What storage has of a request's prompt: ``tokens[rank]`` leading tokens on each rank; unlisted requests: none."""
 
-    what: Literal["grammar", "bootstrap", "transfer", "handshake", "receive"]
+    rid: str
+    tokens: Annotated[tuple[NonNegative, ...], Field(min_length=1)]
+
+
+class HiCache(Section):
+    """Host memory and storage behind the radix cache of the device (HiCache). Bandwidth 0 is infinite.
+
+    Host capacity is given in tokens or bytes of each stage's ranks; the ranks agree on the smallest number of tokens.
+    """
+
+    enabled: bool = False
+    write_policy: Literal["write_through", "write_back"] = "write_through"  # a copy at insertion, or at eviction
+    host_tokens: NonNegative | tuple[NonNegative, ...] | None = None
+    host_gb: Cost | tuple[Cost, ...] | None = None  # of one rank: its share of a token's KV makes them tokens
+    device_host_gb_per_s: Cost = 0.0  # of each rank, each way
+    storage: bool = False  # look there when a request arrives
+    storage_gb_per_s: Cost = 0.0  # of each rank
+    storage_latency_us: Cost = 0.0  # of each look
+    storage_hits: tuple[StorageHit, ...] = ()
+
+
+class Observation(Section):
+    """When a rank sees a local fact: in its own iteration ``at[rank]``. ``failed``: what it sees is a failure.
+
+    ``write``, ``load``, ``prefetch``: every copy between the tiers of the cache on behalf of the request.
+    """
+
+    what: Literal["grammar", "bootstrap", "transfer", "handshake", "receive", "write", "load", "prefetch"]
     rid: str
     at: Annotated[tuple[NonNegative, ...], Field(min_length=1)]
     failed: bool = False
@@ -322,6 +349,7 @@ class Scenario(Section):
     host: Host = Host()
     workload: Workload = Workload()
     disaggregation: Disaggregation = Disaggregation()
+    hicache: HiCache = HiCache()
     observations: Observations = Observations()
     timeouts: Timeouts = Timeouts()
     faults: Faults = Faults()

@@ -58,7 +58,9 @@ class Audit:
                 "INV-07", r, f"it is in iteration {i}, but rank {upstream.rank_id} is in {upstream.rank.iteration}"
             )
         if i == 0:
-            capacity = (scheduler.kv.pool.capacity_tokens, config.max_running_requests)
+            tiers = scheduler.kv.tiers
+            host = 0 if tiers is None else tiers.host.capacity_tokens
+            capacity = (scheduler.kv.pool.capacity_tokens, config.max_running_requests, host)
             self.compare("start", r, -1, (("INV-22", "capacities", capacity),))
         self.compare("inputs", r, i, (("INV-01", "request list", tuple(str(item) for item in r.rank.inputs)),))
         self._read_aborts(r, i)

@@ -25,6 +25,10 @@ class Client(Protocol):
         """The inputs of this iteration, and the host time at which the rank goes on."""
         ...
 
+    def next_ns(self) -> int | None:
+        """When the next input comes that names a time; None if there is none."""
+        ...
+
 
 class WorkloadClient:
     """Requests and controls of a workload, by time and by iteration; in one iteration the requests come first."""
@@ -47,6 +51,9 @@ class WorkloadClient:
         wait = self.by_time[0][0] - now_ns
         now_ns += -(-wait // self.poll_ns) * self.poll_ns if self.poll_ns else wait
         return self._due(iteration, now_ns), now_ns
+
+    def next_ns(self) -> int | None:
+        return self.by_time[0][0] if self.by_time else None
 
     def _due(self, iteration: int, now_ns: int) -> tuple[Input, ...]:
         due: list[Input] = []
@@ -72,6 +79,9 @@ class ReplayClient:
         if not due and idle and iteration > self.last:
             return (Shutdown(),), now_ns
         return due, now_ns
+
+    def next_ns(self) -> int | None:
+        return None
 
 
 class Sampler:

@@ -22,10 +22,12 @@ from ppsim.core.messages import Hidden, Lane, Meta, NewRequest, Output
 from ppsim.core.rank import Rank
 from ppsim.core.tokens import count
 from ppsim.cost.stage import StageCost
+from ppsim.scenario.hicache import local_host_tokens
 from ppsim.scenario.tree import Scenario
 from ppsim.world.network import Parcel
 from ppsim.world.setting import Setting
 from ppsim.world.streams import Payload, Streams
+from ppsim.world.tiers import KINDS, Tiers
 
 NS_PER_US = 1000
 NS_PER_MS = 1_000_000
@@ -50,6 +52,7 @@ class SimulatedRank:
         self.now = 0
         self.streams = Streams(self.rank_id, setting.scenario.cluster.comm_overlap)
         self.local_capacity = local_capacity
+        self.tiers = Tiers(self) if setting.scenario.hicache.enabled else None
         self.effect: fx.Effect | None = None
         self.waits_for: int | None = None  # peer of a blocked effect
         self.done = False
@@ -235,6 +238,8 @@ class SimulatedRank:
         if effect.hidden is not None:
             assert isinstance(effect.hidden.payload, Payload)
             hidden_ready = effect.hidden.payload.ready_ns
+        if self.tiers is not None:
+            hidden_ready = max(hidden_ready, self.tiers.fence_ns)
         work = [(p.prefix_len, p.new_tokens, p.is_decode) for p in batch.pieces]
         duration = self.cost.batch_ns(self.rank.config.pp_rank, batch.slot, work)
         jitter = round(duration * self.scenario.host.stage_jitter_percent / 100)
@@ -273,6 +278,11 @@ class SimulatedRank:
     # --- the rank's surroundings -------------------------------------------------------------------------------
 
     def _ingest(self, effect: fx.Ingest) -> Any:
+        if self.tiers is not None and self.rank.scheduler.waits_for_tiers:
+            if self.env.now < self.now:
+                return BEHIND
+            self.now = self.tiers.wake_up_ns()
+            self.setting.watch.empty_iterations = 0  # no livelock: time goes on
         if self.setting.audit is not None:
             self.setting.audit.between(self)
         inputs, self.now = self.setting.client.ingest(effect.iteration, effect.idle, self.now)
@@ -285,7 +295,7 @@ class SimulatedRank:
         return inputs
 
     def _observe(self, effect: fx.Observe) -> Any:
-        if effect.what == "bootstrap_store" and self.env.now < self.now:
+        if effect.what in ("bootstrap_store", "prefetch") and self.env.now < self.now:
             return BEHIND
         if self.setting.audit is not None:
             self.setting.audit.observed(self, effect)
@@ -300,6 +310,14 @@ class SimulatedRank:
         match what:
             case "capacity":
                 return (self.local_capacity,)
+            case "host_capacity":
+                return (local_host_tokens(self.scenario, self.rank.config.pp_rank),)
+            case "hicache" if self.tiers is not None:
+                return tuple(self.tiers.finished(key, iteration) for key in keys)
+            case "prefetch" if self.tiers is not None:
+                return tuple(self.tiers.agreed_hit(key) for key in keys)
+            case "own_prefetch" if self.tiers is not None:
+                return tuple(self.tiers.reported(key, self) for key in keys)
             case "clock_ms":
                 skew = self.scenario.faults.clock_skew_ms
                 return (self.rank.hooks.clock_ms(self.now // NS_PER_MS + (skew[me] if skew else 0)),)
@@ -331,10 +349,17 @@ class SimulatedRank:
 
     def _await_local(self, effect: fx.AwaitLocal) -> None:
         """Block until a fact of this rank is true; a blocked rank counts no iterations, so they are given a time."""
-        wait = self.setting.facts.iterations_until(self.rank_id, effect.iteration, effect.what, effect.key)
+        what = effect.what
+        if what == "hicache" and self.tiers is not None:
+            self.tiers.await_end(effect.key)
+            what = "copy"
+        wait = self.setting.facts.iterations_until(self.rank_id, effect.iteration, what, effect.key)
         self.now += round(wait * self.scenario.observations.tick_ms * NS_PER_MS)
 
     def _act(self, effect: fx.Act) -> None:
+        if self.tiers is not None and effect.what in KINDS:
+            self.tiers.act(effect.what, effect.key, str(effect.args[0]))
+            return
         self.setting.facts.act(self.rank_id, self.rank.iteration, effect.what, effect.key)
         if self.setting.marks is not None:
             self.setting.marks.acted(self, effect.what, effect.key)

@@ -112,7 +112,11 @@ def rank_leftover(simulated: SimulatedRank) -> tuple[str, str] | None:
         return "INV-23", problem
     if kv.tree.protected_tokens:
         return "INV-25", f"{kv.tree.protected_tokens} cached tokens are still locked"
+    if kv.outstanding:
+        return "INV-28", f"copies between the tiers are still under way: {kv.outstanding[:3]}"
     kv.tree.reset()
+    if kv.tree.leftover():
+        return "INV-28", kv.tree.leftover()
     if kv.pool.free_tokens != kv.pool.capacity_tokens:
         return "INV-23", f"only {kv.pool.free_tokens} of {kv.pool.capacity_tokens} KV tokens are free at the end"
     if len(kv.free_rows) != scheduler.config.max_running_requests:

@@ -44,6 +44,10 @@ class Facts:
             # What is under way is drained first; then the transfer is terminal on this rank.
             self.known[rank, "abort", rid] = Fact(iteration + self._delay("abort", rid, rank), True)
 
+    def begin(self, rank: int, iteration: int, kind: str, key: str, rid: str) -> None:
+        """A copy between the tiers of the cache was started on behalf of a request (``tiers.py``)."""
+        self.known[rank, "copy", key] = self._fact(rank, iteration, kind, rid, key)
+
     def grammar(self, rank: int, iteration: int, rid: str) -> int:
         """PENDING, READY or FAILED."""
         fact = self.known.get((rank, "grammar", rid))
@@ -78,11 +82,11 @@ class Facts:
         fact = self.known.get((rank, what, rid))
         return max(0, fact.at - iteration) if fact is not None else 0
 
-    def _fact(self, rank: int, iteration: int, kind: str, rid: str) -> Fact:
+    def _fact(self, rank: int, iteration: int, kind: str, rid: str, key: str = "") -> Fact:
         for entry in self.observations.listed:
             if entry.what == kind and entry.rid == rid:
                 return Fact(max(entry.at[rank], iteration), entry.failed)
-        return Fact(iteration + self._delay(kind, rid, rank), False)
+        return Fact(iteration + self._delay(kind, key or rid, rank), False)
 
     def _delay(self, kind: str, rid: str, rank: int) -> int:
         limit = self.observations.max_delay

@@ -1,0 +1,127 @@
+"""Copies between device, host memory and storage as one rank sees them: when each is over, and what storage has.
+
+    write   device -> host    after the forward passes that were launched before it
+    load    host -> device    after the writes that were started before it
+    fetch   storage -> host   what this rank finds there may be shorter than what others find
+
+Each kind has a link of its own, in order, at the bandwidth of ``[hicache]``. A launch waits on the device for loads,
+and for write-backs whose pages it may overwrite. A copy is observed once it is over *and* its fact has come
+(``observations``: iterations of this rank), so that ranks see the same copy in different iterations.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from fractions import Fraction
+from typing import TYPE_CHECKING
+
+from ppsim.core.hicache import owner_of
+from ppsim.scenario.hicache import token_kv_bytes
+
+if TYPE_CHECKING:
+    from ppsim.world.driver import SimulatedRank
+
+KINDS = {
+    "hicache_write": "write",
+    "hicache_write_back": "write",
+    "hicache_load": "load",
+    "hicache_fetch": "prefetch",
+}
+NOT_DONE = -1
+
+
+class Tiers:
+    """Of one rank. All instants in nanoseconds of its host clock."""
+
+    def __init__(self, r: SimulatedRank) -> None:
+        h = r.scenario.hicache
+        self.r = r
+        self.token_bytes = token_kv_bytes(r.scenario, r.rank.config.pp_rank)
+        self.gb_per_s = {
+            "write": h.device_host_gb_per_s,
+            "load": h.device_host_gb_per_s,
+            "prefetch": h.storage_gb_per_s,
+        }
+        self.storage_latency_ns = round(h.storage_latency_us * 1000)
+        self.stored = {hit.rid: hit.tokens[r.rank_id] for hit in h.storage_hits}
+        self.link_free = dict.fromkeys(self.gb_per_s, 0)
+        self.fence_ns = 0  # a launch starts no earlier
+        self.ends: dict[str, int] = {}
+        self.hits: dict[str, int] = {}
+
+    def act(self, what: str, key: str, argument: str) -> None:
+        """Start a copy. ``argument``: its tokens, or of a fetch the range of prompt tokens that is wanted."""
+        r, kind = self.r, KINDS[what]
+        begins = max(r.now, self.link_free[kind])
+        if kind == "write":
+            begins = max(begins, r.streams.forward_free)
+        elif kind == "load":
+            begins = max(begins, self.link_free["write"])
+        else:
+            begins += self.storage_latency_ns
+        num_tokens = self._hit(key, argument) if kind == "prefetch" else int(argument)
+        end = self.link_free[kind] = self.ends[key] = begins + self._wire_ns(kind, num_tokens)
+        if what in ("hicache_load", "hicache_write_back"):
+            self.fence_ns = max(self.fence_ns, end)
+        r.setting.facts.begin(r.rank_id, r.rank.iteration, kind, key, owner_of(key))
+
+    def _hit(self, key: str, argument: str) -> int:
+        """Tokens that are read of what storage has on this rank; the hit length is of the whole prompt."""
+        start, stop = (int(part) for part in argument.split(":"))
+        page = self.r.rank.config.page_size
+        hit = min(self.stored.get(owner_of(key), 0) // page * page, stop)
+        self.hits[key] = hit
+        return max(0, hit - start)
+
+    def _wire_ns(self, kind: str, num_tokens: int) -> int:
+        """1 GB/s is a byte a nanosecond."""
+        rate = Fraction(str(self.gb_per_s[kind]))
+        return 0 if rate == 0 else -(-num_tokens * self.token_bytes * rate.denominator // rate.numerator)
+
+    # --- looking -----------------------------------------------------------------------------------------------
+
+    def finished(self, key: str, iteration: int) -> int:
+        """Whether this rank sees the end of its own copy."""
+        r = self.r
+        is_seen = not r.setting.facts.iterations_until(r.rank_id, iteration, "copy", key)
+        return int(key in self.ends and is_seen and self.ends[key] <= r.now)
+
+    def agreed_hit(self, key: str) -> int:
+        """On the first rank: the least that any rank has found, as the others' reports have arrived by now."""
+        hits = []
+        for peer in self.r.setting.ranks:
+            assert peer.tiers is not None
+            hits.append(peer.tiers.reported(key, self.r))
+        return NOT_DONE if NOT_DONE in hits else min(hits)
+
+    def reported(self, key: str, reader: SimulatedRank) -> int:
+        """What the reader knows of this rank's fetch. Of another rank it knows what happened before this instant."""
+        r, facts = self.r, self.r.setting.facts
+        if reader is r:
+            return self.hits[key] if self.finished(key, r.rank.iteration) else NOT_DONE
+        horizon = reader.now - r.setting.store_lag_ns
+        iteration = bisect_left(r.iteration_starts, horizon) - 1
+        is_over = key in self.ends and self.ends[key] < horizon
+        if iteration < 0 or not is_over or facts.iterations_until(r.rank_id, iteration, "copy", key):
+            return NOT_DONE
+        return self.hits[key]
+
+    def await_end(self, key: str) -> None:
+        """The host blocks until the copy is over."""
+        self.r.now = max(self.r.now, self.ends[key])
+
+    # --- sleeping ------------------------------------------------------------------------------------------------
+
+    def wake_up_ns(self) -> int:
+        """First rank, with nothing to do but to wait for copies: when looking again can help."""
+        r, lag_ns = self.r, self.r.setting.store_lag_ns
+        ends = [self.ends[key] for key in r.rank.scheduler.kv.outstanding if key in self.ends]
+        for peer in r.setting.ranks:
+            if peer is not r and peer.tiers is not None:
+                keys = [fetch.key for fetch in r.rank.scheduler.kv.fetches_under_way]
+                ends += [peer.tiers.ends[key] + lag_ns + 1 for key in keys if key in peer.tiers.ends]
+        ends = [end for end in ends if end > r.now]
+        poll_ns = round(r.scenario.host.idle_poll_us * 1000) or 1000
+        arrival = r.setting.client.next_ns()
+        target = min(ends, default=r.now + poll_ns)
+        return target if arrival is None else min(target, max(arrival, r.now))
