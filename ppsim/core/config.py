@@ -17,6 +17,7 @@ class RankConfig:
     pp_rank: int
     pp_size: int
     tp_rank: int = 0
+    layers: tuple[int, ...] = ()  # of each stage; empty: nobody asks
     tp_replicas: int = 1
     pp_async_batch_depth: int = 0
     schedule_policy: str = "fcfs"

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ppsim.core.config import RankConfig
     from ppsim.core.intake import Intake
     from ppsim.core.loop import Plan
-    from ppsim.core.messages import Verdict
+    from ppsim.core.messages import Output, Verdict
     from ppsim.core.prefix import Node
     from ppsim.core.rank import Rank
     from ppsim.core.request import Request
@@ -40,6 +40,10 @@ class Hooks:
     def arguments(self, config: RankConfig) -> RankConfig:
         """What this rank is started with; all ranks must share it but for their numbers (invariant 3)."""
         return config
+
+    def first_layer(self, layers: tuple[int, ...], pp_rank: int) -> int:
+        """Number of the first layer of a stage: what all stages before it hold (bugs.md B64)."""
+        return sum(layers[:pp_rank])
 
     def capacity(self, agreed_tokens: int, local_tokens: int) -> int:
         """KV pool size to use: the minimum over all ranks (invariant 22; bugs.md B04)."""
@@ -127,6 +131,10 @@ class Hooks:
         """Bad sets by union, upstream first."""
         return unite(upstream, local)
 
+    def takes_part(self, vote: str, good: tuple[str, ...], bad: tuple[str, ...]) -> bool:
+        """Whether this rank gives its voice: always, also an empty one (bugs.md B24, B26)."""
+        return True
+
     def forwarded_verdict(self, rank: Rank, verdict: Verdict) -> Verdict:
         """What is passed on of a conclusion: the conclusion itself, unchanged."""
         return verdict
@@ -166,6 +174,14 @@ class Hooks:
     def sends_first(self, exchange_order: str, pp_rank: int) -> bool:
         """Order inside the exchange (protocol.md 3.4): all send first, or only the even ranks do."""
         return exchange_order != "parity" or pp_rank % 2 == 0
+
+    def sends_output(self, rank: Rank, output: Output) -> bool:
+        """Whether an output that was released or received is passed on: always (invariant 33; bugs.md B20, B31)."""
+        return True
+
+    def awaits_output(self, rank: Rank, batch: LaunchedBatch) -> bool:
+        """Whether the output of a harvested batch is received, whatever became of its requests (bugs.md B69)."""
+        return True
 
     def commits_before_reuse(self, what: str) -> bool:
         """Whether a send is waited for before its buffer is given up (invariant 38)."""

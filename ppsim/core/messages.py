@@ -124,7 +124,10 @@ class Meta:
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """Activations of the batch launched in ``iteration``: [num_tokens, hidden_size]. ``payload`` is the world's."""
+    """Activations of the batch launched in ``iteration``: [num_tokens, hidden_size]. ``payload`` is the world's.
+
+    ``num_layers`` of the model are behind them: the next stage begins with that layer.
+    """
 
     kind: ClassVar[Kind] = Kind.HIDDEN
     lane: ClassVar[Lane] = Lane.TENSOR
@@ -133,11 +136,15 @@ class Hidden:
     slot: int
     num_tokens: int
     payload: object = field(default=None, compare=False)
+    num_layers: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Sampled tokens of the batch launched in ``iteration``: one row per request, in batch order."""
+    """Sampled tokens of the batch launched in ``iteration``: one row per request, in batch order.
+
+    ``num_logprobs`` of the rows carry logprobs as well; a relay that drops them is found out (bugs.md B57).
+    """
 
     kind: ClassVar[Kind] = Kind.OUTPUT
     lane: ClassVar[Lane] = Lane.TENSOR
@@ -146,6 +153,7 @@ class Output:
     slot: int
     num_rows: int
     payload: object = field(default=None, compare=False)
+    num_logprobs: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,17 @@ def receive_hidden(rank: Rank) -> Effects[None]:
     if rank.hidden.num_tokens != expected:
         came = rank.hidden.num_tokens
         raise shape_error(link.rank_id, rank.iteration, rank.slot, "hidden states", expected, came, link.prev, "INV-32")
+    first = first_layer(rank)
+    if rank.hidden.num_layers != first:
+        raise ProtocolError(
+            link.rank_id,
+            rank.iteration,
+            rank.slot,
+            f"hidden states behind {first} layers",
+            f"{rank.hidden.num_layers}",
+            f"the layers of ranks {link.prev} and {link.rank_id} do not join",
+            "INV-32",
+        )
 
 
 def exchange_if_deep(rank: Rank) -> Effects[None]:
@@ -132,10 +143,23 @@ def launch_batch(rank: Rank) -> Effects[None]:
     forward = rank.batch.forward
     payload = yield from launch(forward, rank.hidden)
     if rank.config.is_last:
-        output = Output(rank.link.rank_id, forward.iteration, forward.slot, len(forward.pieces), payload)
+        logprobs = num_logprobs(rank.batch)
+        output = Output(rank.link.rank_id, forward.iteration, forward.slot, len(forward.pieces), payload, logprobs)
         rank.last_rank_comm_queue.append(output)
     else:
-        rank.hidden_out = Hidden(rank.link.rank_id, forward.iteration, forward.slot, forward.num_tokens, payload)
+        layers = rank.config.layers[rank.config.pp_rank : rank.config.pp_rank + 1]
+        done = first_layer(rank) + sum(layers)
+        rank.hidden_out = Hidden(rank.link.rank_id, forward.iteration, forward.slot, forward.num_tokens, payload, done)
+
+
+def first_layer(rank: Rank) -> int:
+    """Number of the layer that this rank's stage begins with."""
+    return rank.hooks.first_layer(rank.config.layers, rank.config.pp_rank)
+
+
+def num_logprobs(batch: LaunchedBatch) -> int:
+    """Rows of a batch whose requests asked for logprobs."""
+    return sum(request.spec.return_logprob for request in batch.requests)
 
 
 def send_hidden_early(rank: Rank) -> Effects[None]:
@@ -261,7 +285,7 @@ def _send_output(rank: Rank, paired: bool = False) -> Effects[None]:
         launched = rank.scheduler.slots.to_release(rank.iteration).launched
         skipped = launched is not None and launched.forward.skip_output_comm
         message = None if skipped else released
-    if message is not None:
+    if message is not None and rank.hooks.sends_output(rank, message):
         rank.send_output_work.append((yield from rank.link.send(rank.link.next, message, paired)))
 
 
@@ -269,7 +293,9 @@ def _awaited_output(rank: Rank) -> LaunchedBatch | None:
     """The batch of slot n whose output comes in this exchange: decided from shared state only (invariant 33)."""
     slot = rank.scheduler.slots.to_harvest(rank.iteration)
     launched = slot.launched if slot.in_flight else None
-    return None if launched is None or launched.forward.skip_output_comm else launched
+    if launched is None or launched.forward.skip_output_comm or not rank.hooks.awaits_output(rank, launched):
+        return None
+    return launched
 
 
 def _receive_output(rank: Rank) -> Effects[None]:
@@ -282,6 +308,17 @@ def _receive_output(rank: Rank) -> Effects[None]:
     if rank.received.num_rows != expected:
         came = rank.received.num_rows
         raise shape_error(link.rank_id, rank.iteration, slot, "output", expected, came, link.prev, "INV-34")
+    wanted, came = num_logprobs(launched), rank.received.num_logprobs
+    if came != wanted:
+        raise ProtocolError(
+            link.rank_id,
+            rank.iteration,
+            slot,
+            f"logprobs for {wanted} rows",
+            f"for {came} rows",
+            f"rank {link.prev} passed the output on without all of its fields",
+            "I17",
+        )
 
 
 def _send_hidden(rank: Rank) -> Effects[None]:

@@ -36,7 +36,7 @@ def first_pass(rank: Rank, name: str, local_view: LocalView) -> Effects[None]:
         return
     good, bad = yield from local_view(rank)
     good, bad = yield from _within_stage(rank, name, good, bad)
-    if not rank.config.is_first and rank.link.is_leader:
+    if not rank.config.is_first and rank.link.is_leader and rank.hooks.takes_part(name, good, bad):
         vote = yield from _take_vote(rank, name, rank.link.prev, Lane.CONTROL)
         good = rank.hooks.combine_good(vote.good, good)
         bad = rank.hooks.combine_bad(vote.bad, bad)
@@ -53,6 +53,8 @@ def send_votes(rank: Rank) -> Effects[None]:
     if not votes_go_on(rank, rank.iteration) or rank.config.is_last or not rank.link.is_leader:
         return
     for name, (good, bad) in rank.first_pass.items():
+        if not rank.hooks.takes_part(name, good, bad):
+            continue
         vote = Vote(rank.link.rank_id, rank.iteration, rank.slot, name, good, bad)
         rank.vote_work.append((yield from rank.link.send(rank.link.next, vote)))
 
@@ -133,6 +135,8 @@ def _within_stage(rank: Rank, name: str, good: Rids, bad: Rids) -> Effects[tuple
     """Tensor-parallel replicas tell their leader what they see; every replica takes part, empty or not (B24)."""
     link = rank.link
     if not link.is_leader:
+        if not rank.hooks.takes_part(name, good, bad):
+            return good, bad
         vote = Vote(link.rank_id, rank.iteration, rank.slot, name, good, bad, Lane.TP)
         rank.vote_work.append((yield from link.send(link.leader, vote)))
         return good, bad

@@ -27,6 +27,7 @@ def rank_config(s: Scenario, pp_rank: int, tp_rank: int = 0) -> RankConfig:
         pp_rank=pp_rank,
         pp_size=k.pp_size,
         tp_rank=tp_rank,
+        layers=partition_of(s),
         tp_replicas=k.tp_replicas,
         pp_async_batch_depth=k.pp_async_batch_depth,
         schedule_policy=c.schedule_policy,

@@ -193,8 +193,10 @@ class SimulatedRank:
             self.streams.comm_free = max(self.streams.comm_free, parcel.arrival_ns)
         payload = Payload(parcel.arrival_ns, source.iteration, source.tokens)
         if isinstance(message, Hidden):
-            return Hidden(message.sender, message.iteration, message.slot, message.num_tokens, payload)
-        return Output(message.sender, message.iteration, message.slot, message.num_rows, payload)
+            rows = message.num_tokens
+            return Hidden(message.sender, message.iteration, message.slot, rows, payload, message.num_layers)
+        rows = message.num_rows
+        return Output(message.sender, message.iteration, message.slot, rows, payload, message.num_logprobs)
 
     def _commit(self, effect: fx.Commit) -> Any:
         network = self.setting.network
