@@ -23,6 +23,9 @@ def fuzz(
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the campaign.")] = 0,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes on this machine.")] = 1,
+    ray: Annotated[
+        str | None, typer.Option("--ray", metavar="ADDRESS", help="Spread over a Ray cluster; 'local' starts one here.")
+    ] = None,
     plugin: PluginOption = None,
     bugs: BugOption = None,
     out: OutOption = None,
@@ -46,7 +49,7 @@ def fuzz(
     order = Order(
         profile, seed, 1000 if examples is None and budget is None else examples, budget, tuple(bugs or ()), plugin
     )
-    result = run_campaign(order, num_jobs=jobs)
+    result = run_campaign(order, num_jobs=jobs, ray_address=ray)
     folder = save_campaign(result, out)
     if as_json:
         print(json.dumps(campaign_json(result, folder)))

@@ -19,6 +19,7 @@ from hypothesis import seed as hypothesis_seed
 
 from ppsim.core.digest import digest
 from ppsim.errors import ScenarioError
+from ppsim.fuzz.cluster import ray_rounds
 from ppsim.fuzz.experiment import Experiment, MakeHooks, Outcome, Signature, run_experiment
 from ppsim.fuzz.generate import strategy
 from ppsim.fuzz.probes import hits
@@ -158,14 +159,24 @@ def round_sizes(order: Order) -> Iterator[tuple[int, int]]:
 
 
 def run_campaign(
-    order: Order, *, num_jobs: int = 1, progress: Callable[[int, int], None] | None = None, shrink: bool = True
+    order: Order,
+    *,
+    num_jobs: int = 1,
+    ray_address: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    shrink: bool = True,
 ) -> CampaignResult:
     """Run rounds until the examples or the time are used up, or a failure is found."""
     started = time.monotonic()
     deadline = None if order.budget_s is None else started + order.budget_s
     total = CampaignResult(order, 0, 0.0, "", Counter(), Counter(), [], 0)
     digests: list[str] = []
-    for result in rounds(order, num_jobs, deadline):
+    results = (
+        ray_rounds(order, round_sizes(order), ray_address, order.budget_s)
+        if ray_address is not None
+        else rounds(order, num_jobs, deadline)
+    )
+    for result in results:
         total.probes.update(result.probes)
         total.pairs.update(result.pairs)
         total.twice += result.twice
