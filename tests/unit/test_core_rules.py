@@ -69,6 +69,20 @@ def test_eviction_comes_before_retraction() -> None:
     kv.pool.release(ballast)
 
 
+def test_several_retracted_requests_go_back_in_the_order_in_which_they_were_popped() -> None:
+    """4.5: of equals the later first. Four need a page each, none is free, and each that goes gives one."""
+    specs = [(0, request(f"R{n}", [n], 30)) for n in range(4)]
+    rank = run(RankConfig(0, 1, enable_radix_cache=False), 200, *specs)
+    until(rank, 0)
+    pool = rank.scheduler.kv.pool
+    ballast = pool.alloc(pool.num_free_pages)
+    visit = rank.visit()
+    assert visit.decision.retracted == ("R3", "R2")
+    assert [rid for rid, _, _ in visit.decision.pieces] == ["R0", "R1"]
+    assert [r.rid for r in rank.scheduler.waiting] == ["R3", "R2"]
+    pool.release(ballast)
+
+
 def test_a_finished_request_that_wants_logprobs_still_keeps_a_slot_from_mixing() -> None:
     """4.8: the conditions are looked at first, the finished are filtered afterwards."""
     config = RankConfig(0, 1, enable_mixed_chunk=True)
