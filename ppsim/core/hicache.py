@@ -232,7 +232,7 @@ class HiRadixCache(RadixCache):
 
     @agreed_call("INV-28", "num_writes", "num_loads")
     def take_acks(self, num_writes: int, num_loads: int) -> None:
-        """Consume so many acknowledgements of each kind, oldest first; the caller has checked that there are as many."""
+        """Consume so many acknowledgements of each kind, oldest first; the caller has checked that they are there."""
         for kind, queue, number in ((0, self.writes, num_writes), (1, self.loads, num_loads)):
             for _ in range(number):
                 op = queue.popleft()

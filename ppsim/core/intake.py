@@ -209,9 +209,9 @@ class Intake:
 
     @property
     def waits_for_tiers(self) -> bool:
-        """Copies are under way, and there is nothing else that could be done before they end."""
-        others = [r for r in self.requests.values() if r.rid not in self.kv.fetches or r.state is not State.WAITING]
-        return bool(self.kv.outstanding) and not others and self.slots.drained
+        """Copies are under way, and nothing else is that this rank could look at (a compile, a transfer)."""
+        elsewhere = self.grammar_queue or any(self.role.queues().values())
+        return bool(self.kv.outstanding) and not elsewhere and self.slots.drained
 
     @agreed_call("INV-28", "acks", "hits")
     def advance_tiers(self, acks: Agreed[tuple[int, int]], hits: Agreed[tuple[int, ...]]) -> None:

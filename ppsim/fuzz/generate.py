@@ -32,6 +32,8 @@ def experiments(draw: DrawFn, profile: Profile) -> Experiment:
     work = workload(draw, on)
     raw = {"name": "fuzz", "workload": work, **machine(draw, on, role, work["requests"])}
     surroundings(draw, on, role, raw)
+    if "hicache" in on and role != "decode":
+        tiers(draw, on, raw)
     raw["run"] = {"max_iterations": MAX_ITERATIONS, "invariants": True, "max_wait_iterations": patience(raw)}
     num_choices = draw(st.integers(0, 24)) if on & {"delays", "jitter"} else 0
     tape = draw(st.lists(st.integers(0, 15), min_size=num_choices, max_size=num_choices))
@@ -69,8 +71,9 @@ def request(draw: DrawFn, on: set[str], index: int) -> dict[str, Any]:
         "prompt": draw(st.integers(1, 120 if "long_prompts" in on else 48)),
         "output": output,
     }
-    if "prefixes" in on and draw(st.booleans()):
-        found["prefix_blocks"] = draw(st.lists(st.integers(0, 1), min_size=1, max_size=2))
+    if "prefixes" in on and ("hicache" in on or draw(st.booleans())):
+        last = 3 if "many_prefixes" in on else 1
+        found["prefix_blocks"] = draw(st.lists(st.integers(0, last), min_size=1, max_size=2))
     if "stops" in on and draw(st.booleans()):
         found["stop_after"] = draw(st.integers(1, output))
     if "grammar" in on and draw(st.booleans()):
@@ -199,6 +202,34 @@ def surroundings(draw: DrawFn, on: set[str], role: str, raw: dict[str, Any]) -> 
         raw.setdefault("faults", {})["pauses"] = [pause]
 
 
+def tiers(draw: DrawFn, on: set[str], raw: dict[str, Any]) -> None:
+    """Host memory and storage: small, slow, uneven, and with something of what the requests ask for."""
+    requests, width = raw["workload"]["requests"], num_ranks(raw)
+    raw["scheduler"]["disable_radix_cache"] = False
+    host = draw(st.sampled_from((4, 16, 32))) if "tiny_host" in on else 256
+    found: dict[str, Any] = {
+        "enabled": True,
+        "write_policy": "write_back" if "write_back" in on else "write_through",
+        "host_tokens": host,
+    }
+    if "uneven_host" in on:
+        found["host_tokens"] = [host + draw(st.integers(0, 16)) for _ in range(raw["cluster"]["pp_size"])]
+    if "slow_tiers" in on:
+        found["device_host_gb_per_s"] = draw(st.sampled_from((0.1, 1.0)))
+        found["storage_gb_per_s"] = draw(st.sampled_from((0.05, 1.0)))
+        found["storage_latency_us"] = draw(st.sampled_from((0.0, 700.0)))
+    if "storage" in on:
+        found["storage"] = True
+        hits = [draw(st.lists(st.integers(0, 48), min_size=width, max_size=width)) for _ in requests]
+        found["storage_hits"] = [{"rid": r["rid"], "tokens": hit} for r, hit in zip(requests, hits, strict=True)]
+    raw["hicache"] = found
+    if "listed" in on:
+        at = draw(st.lists(st.integers(0, 40), min_size=width, max_size=width))
+        what = draw(st.sampled_from(("write", "load", "prefetch")))
+        entry = {"what": what, "rid": draw(st.sampled_from(requests))["rid"], "at": at}
+        raw.setdefault("observations", {}).setdefault("listed", []).append(entry)
+
+
 KINDS = {"plain": (), "prefill": ("bootstrap", "transfer"), "decode": ("handshake", "receive")}
 
 
@@ -225,12 +256,13 @@ def patience(raw: dict[str, Any]) -> int:
     """Iterations that a request may stand still: all others may have to run to their end first, one after the other.
 
     Each takes its chunks and a round of L visits for each token; a retraction may repeat all of it. What a rank sees
-    late comes within 20 iterations, and a vote takes two rounds.
+    late comes within 20 iterations, and a vote takes two rounds. Copies between the tiers of the cache may hold a prompt.
     """
     num_slots = raw["cluster"]["pp_size"] + raw["cluster"]["pp_async_batch_depth"]
     chunk = raw["scheduler"]["chunked_prefill_size"]
     visits = sum((1 if chunk < 0 else -(-r["prompt"] // chunk)) + r["output"] for r in raw["workload"]["requests"])
-    return min(60 + 4 * num_slots * (visits + 2), MAX_ITERATIONS - 1)
+    copies = 200 if "hicache" in raw else 0
+    return min(60 + copies + 4 * num_slots * (visits + 2), MAX_ITERATIONS - 1)
 
 
 # --- drawing -------------------------------------------------------------------------------------------------------

@@ -160,6 +160,14 @@ DERIVED: dict[str, Callable[[Evidence], bool]] = {
     "a prealloc misfit blocks the queue": lambda e: e.scheduler.noted.get("prealloc misfit", 0) > 0,
     "a retraction during votes": lambda e: e.scheduler.noted.get("retracted under votes", 0) > 0,
     "a retracted request resumes": lambda e: e.scheduler.noted.get("resumed", 0) > 0,
+    "a load-back": lambda e: e.scheduler.kv.tiers is not None and e.scheduler.kv.tiers.num_loaded_tokens > 0,
+    "a prefetch hit": lambda e: e.scheduler.kv.tiers is not None and e.scheduler.kv.tiers.num_fetched_tokens > 0,
+    "an eviction from host memory": lambda e: (
+        e.scheduler.kv.tiers is not None and e.scheduler.kv.tiers.num_host_evicted > 0
+    ),
+    "no room in host memory": lambda e: e.scheduler.kv.tiers is not None and e.scheduler.kv.tiers.num_unwritten > 0,
+    "a request waits for storage": lambda e: e.scheduler.noted.get("waits for storage", 0) > 0,
+    "a decode waits for a copy": lambda e: e.scheduler.noted.get("decode waits for a copy", 0) > 0,
     "an idle reset": lambda e: e.scheduler.num_idle_resets > 0,
     "a skipped output exchange": lambda e: e.scheduler.noted.get("skipped output", 0) > 0,
     "more than one stage": lambda e: e.scenario.cluster.pp_size > 1,

@@ -55,6 +55,7 @@ POLICY = (
     "turns",
 )
 DELAYS = ("delays", "listed")
+TIERS = ("write_back", "tiny_host", "storage", "slow_tiers", "uneven_host", "many_prefixes")  # of "hicache"
 ENDS = ("aborts", "abort_all", "flush", "timeouts")
 SIDES = ("ring_bootstrap", "failures", "store_lag")
 
@@ -67,6 +68,12 @@ PROFILES: dict[str, Profile] = {
         Profile("retraction", ("plain", "decode"), (*BASE, *DELAYS, "aborts"), ("retraction", "tight_pool")),
         Profile("pd", ("prefill", "decode"), (*BASE, *DELAYS, *SIDES, "aborts", "abort_all", "grammar")),
         Profile("grammar", ("plain",), (*BASE, *DELAYS, "grammar", "aborts", "failures"), ("grammar",)),
+        Profile(
+            "hicache",
+            ("plain", "plain", "prefill"),
+            (*BASE, "lpm", "few_rows", "small_slots", "mixed", "aborts", "abort_all", "flush", *DELAYS, *TIERS),
+            ("hicache", "prefixes", "tight_pool"),
+        ),
         Profile("blocking", ("plain",), (*BASE, "aborts", "rendezvous", "parity"), ("rendezvous", "parity")),
         Profile(
             "all",

@@ -280,7 +280,7 @@ class SimulatedRank:
     # --- the rank's surroundings -------------------------------------------------------------------------------
 
     def _ingest(self, effect: fx.Ingest) -> Any:
-        if self.tiers is not None and self.rank.scheduler.waits_for_tiers:
+        if self.tiers is not None and self.tiers.nothing_else_to_do():
             if self.env.now < self.now:
                 return BEHIND
             self.now = self.tiers.wake_up_ns()
@@ -373,6 +373,8 @@ class SimulatedRank:
     def _decided(self, effect: fx.Decided) -> None:
         decision = effect.decision
         self.iteration_starts.append(self.now)
+        if self.tiers is not None:
+            self.tiers.num_empty = 0 if decision.pieces else self.tiers.num_empty + 1
         audit = self.setting.audit
         if audit is not None:
             audit.before_decision(self, decision)

@@ -45,6 +45,7 @@ class Tiers:
         self.storage_latency_ns = round(h.storage_latency_us * 1000)
         self.stored = {hit.rid: hit.tokens[r.rank_id] for hit in h.storage_hits}
         self.link_free = dict.fromkeys(self.gb_per_s, 0)
+        self.num_empty = 0  # empty visits in a row
         self.fence_ns = 0  # a launch starts no earlier
         self.ends: dict[str, int] = {}
         self.hits: dict[str, int] = {}
@@ -111,6 +112,11 @@ class Tiers:
         self.r.now = max(self.r.now, self.ends[key])
 
     # --- sleeping ------------------------------------------------------------------------------------------------
+
+    def nothing_else_to_do(self) -> bool:
+        """A whole sweep found nothing to launch, and only the end of a copy or an input can change that."""
+        scheduler = self.r.rank.scheduler
+        return self.num_empty >= len(scheduler.slots) and scheduler.waits_for_tiers
 
     def wake_up_ns(self) -> int:
         """First rank, with nothing to do but to wait for copies: when looking again can help."""
