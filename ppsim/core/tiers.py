@@ -73,7 +73,7 @@ def take_in(rank: Rank, tiers: HiRadixCache, counts: Counts) -> None:
 def finished_here(rank: Rank, tiers: HiRadixCache) -> Effects[Counts]:
     """Consecutive finished writes and loads of this rank alone, oldest first."""
     keys = tuple(op.key for op in (*tiers.writes, *tiers.loads))
-    done = (yield from observe("hicache", keys, rank.iteration)).value
+    done = (yield from observe("hicache", keys, rank.iteration)).value if keys else ()
     return consecutive(done[: len(tiers.writes)]), consecutive(done[len(tiers.writes) :])
 
 
