@@ -40,7 +40,7 @@ class DecodeRole(Role):
     def enqueue(self, request: Request) -> None:
         request.on(Event.PREALLOC)
         self.prealloc.append(request)
-        self.scheduler.acts.append(("handshake", request.rid, ""))
+        self.scheduler.acts.append(("handshake", request.rid, room_of(request)))
 
     def why_never(self, request: Request) -> str:
         need = request.prompt_len + self.scheduler.config.num_reserved_decode_tokens

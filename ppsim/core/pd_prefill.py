@@ -48,7 +48,7 @@ class PrefillRole(Role):
     def enqueue(self, request: Request) -> None:
         request.on(Event.BOOTSTRAP)
         self.bootstrap.append(request)
-        self.scheduler.acts.append(("bootstrap", request.rid, ""))
+        self.scheduler.acts.append(("bootstrap", request.rid, room_of(request)))
 
     @agreed_call("INV-47", "good", "bad")
     def apply_bootstrap(self, good: Agreed[Rids], bad: Agreed[Rids]) -> None:

@@ -20,20 +20,47 @@ def expired(rank: Rank) -> Effects[tuple[AbortReq, ...]]:
     if not rank.hooks.watches_timeouts(config.is_first and rank.link.is_leader):
         return ()
     now_ms = (yield from observe("clock_ms", (), rank.iteration)).value[0]
+    stamp_all(rank, now_ms)
     found: list[AbortReq] = []
     for request in rank.scheduler.requests.values():
-        reason = _overdue(rank, request, now_ms)
-        if reason and not request.to_abort:
-            found.append(AbortReq(request.rid, reason=reason))
+        last_ms = last_moment_ms(rank, request)
+        if last_ms is not None and now_ms > last_ms:
+            what = "running" if runs(request) else "waiting"
+            found.append(AbortReq(request.rid, reason=f"{what} for more than {limit_ms(rank, request)} ms"))
     return tuple(found)
 
 
-def _overdue(rank: Rank, request: Request, now_ms: int) -> str:
-    config = rank.config
-    if request.state in (State.PREFILL, State.DECODE):
-        since = rank.runs_since_ms.setdefault(request.rid, now_ms)
-        limit, what = config.running_timeout_ms, "running"
-    else:
-        since = rank.waits_since_ms.setdefault(request.rid, now_ms)
-        limit, what = config.waiting_timeout_ms, "waiting"
-    return f"{what} for more than {limit} ms" if limit and now_ms - since > limit else ""
+def runs(request: Request) -> bool:
+    """Whether the running limit counts for it, and not the waiting limit."""
+    return request.state in (State.PREFILL, State.DECODE)
+
+
+def stamp_all(rank: Rank, now_ms: int) -> None:
+    """Since when each live request runs, and waits. Waiting begins anew whenever it does not run any more.
+
+    An id may come again: its stamps are those of this request only.
+    """
+    waits, running = rank.waits_since_ms, rank.runs_since_ms
+    rank.waits_since_ms, rank.runs_since_ms = {}, {}
+    for request in rank.scheduler.requests.values():
+        key = stamp_key(request)
+        if runs(request) or key in running:
+            rank.runs_since_ms[key] = running.get(key, now_ms)
+        if not runs(request):
+            rank.waits_since_ms[key] = waits.get(key, now_ms)
+
+
+def limit_ms(rank: Rank, request: Request) -> int:
+    """How long it may do what it does; 0: for ever."""
+    return rank.config.running_timeout_ms if runs(request) else rank.config.waiting_timeout_ms
+
+
+def stamp_key(request: Request) -> str:
+    return f"{request.rid} of {request.arrived}"
+
+
+def last_moment_ms(rank: Rank, request: Request) -> int | None:
+    """The last moment of this rank's clock at which a stamped request is within its limit; None without a limit."""
+    limit, key = limit_ms(rank, request), stamp_key(request)
+    stamps = rank.runs_since_ms if runs(request) else rank.waits_since_ms
+    return stamps[key] + limit if limit and key in stamps and not request.to_abort else None
