@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from ppsim.core.errors import InvariantViolation
 from ppsim.world.driver import SimulatedRank
 from ppsim.world.pd_rooms import Progress, Receiver, Write
+from ppsim.world.pd_transfer import Transfers
 
 
 @dataclass(slots=True)
@@ -21,6 +22,7 @@ class PageGuard:
     """The pages of one rank that transfers use."""
 
     r: SimulatedRank
+    transfers: Transfers
     writes: dict[int, list[Write]] = field(default_factory=dict)  # by page; prefill side
     receivers: dict[int, Receiver] = field(default_factory=dict)  # by page; decode side
 
@@ -38,7 +40,7 @@ class PageGuard:
     def freed(self, page: int) -> None:
         """The pool has the page back. Raises InvariantViolation if that is too early."""
         for write in self.writes.pop(page, ()):
-            if write.progress is not Progress.OVER:
+            if write.progress is not Progress.OVER and not self._is_dropped(write):
                 text = f"write {write.nth} of its KV (tokens {write.start}:{write.stop}) is {write.progress.value}"
                 raise self._too_early(page, write.rid, text)
         receiver = self.receivers.pop(page, None)
@@ -48,6 +50,10 @@ class PageGuard:
             raise self._too_early(page, receiver.rid, "a sender may still write to it")
         if receiver.freed_ns is None:
             receiver.freed_ns = self.r.now
+
+    def _is_dropped(self, write: Write) -> bool:
+        """It was asked for after its sender had reached its end."""
+        return write.progress is Progress.ASKED and self.transfers.sender(write.rank, write.room).is_terminal
 
     def _too_early(self, page: int, rid: str, why: str) -> InvariantViolation:
         rank = self.r.rank

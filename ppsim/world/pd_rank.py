@@ -15,6 +15,7 @@ from simpy import Environment, Event
 from ppsim.core import effects as fx
 from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.rank import Rank
+from ppsim.core.timeouts import last_moment_ms
 from ppsim.world.client import WorkloadClient
 from ppsim.world.driver import BEHIND, BLOCKED, NS_PER_MS, SimulatedRank, unknown
 from ppsim.world.pd_pages import PageGuard
@@ -38,7 +39,7 @@ class PipelineRank(SimulatedRank):
         self.place = self.rank_id + (0 if side == PREFILL else transfers.num_prefill)
         self.computed: dict[str, list[tuple[int, int]]] = {}  # rid -> (first token, end of the pass) of its launches
         self.num_writes: dict[int, int] = {}  # by room
-        self.guard = PageGuard(self)
+        self.guard = PageGuard(self, transfers)
         self.nap = Nap(self)
 
     def run(self) -> Generator[Event, None, None]:
@@ -121,12 +122,12 @@ class PipelineRank(SimulatedRank):
         match what:
             case "bootstrap":
                 self.computed.pop(rid, None)
-                post(self.now, self.place, transfers.sender_registers, self.rank_id, self._room(rid), rid)
+                post(self.now, self.place, transfers.sender_registers, self.rank_id, int(argument), rid)
             case "send_chunk" | "send_last":
                 start, stop = (int(part) for part in argument.split(":"))
                 post(self.now, self.place, transfers.write_asked, self._write(rid, start, stop, what == "send_last"))
             case "handshake":
-                post(self.now, self.place, transfers.receiver_registers, self.rank_id, self._room(rid), rid)
+                post(self.now, self.place, transfers.receiver_registers, self.rank_id, int(argument), rid)
             case "send_metadata":
                 receiver = transfers.receiver(self.rank_id, self._room(rid))
                 self.guard.receives(receiver, self.rank.scheduler.requests[rid].pages)
@@ -243,15 +244,9 @@ class Nap:
             due.append(client.by_time[0][0])
         if r.scenario.run.watchdog_ms:
             due.append(r.now + round(r.scenario.run.watchdog_ms * NS_PER_MS) // 2)
-        config = r.rank.config
         skew_ms = r.scenario.faults.clock_skew_ms[r.rank_id] if r.scenario.faults.clock_skew_ms else 0
-        for stamps, limit_ms in (
-            (r.rank.waits_since_ms, config.waiting_timeout_ms),
-            (r.rank.runs_since_ms, config.running_timeout_ms),
-        ):
-            since = [stamps[rid] for rid in r.rank.scheduler.requests if rid in stamps]
-            if limit_ms and since:
-                due.append((min(since) + limit_ms + 1 - skew_ms) * NS_PER_MS)
+        limits = [last_moment_ms(r.rank, request) for request in r.rank.scheduler.requests.values()]
+        due += [(last_ms + 1 - skew_ms) * NS_PER_MS for last_ms in limits if last_ms is not None]
         return min(due, default=None)
 
     def rings(self) -> None:
