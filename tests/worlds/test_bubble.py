@@ -11,7 +11,8 @@ import pytest
 from ppsim.recording.summary import bubble_ratio, makespan, stage_times
 from tests.worlds.making import MS, forward_starts, passed, requests
 
-UNIT_MS = 1.0
+LEAN = {"run.check": False, "scheduler.disable_radix_cache": True}
+"""Many runs, and nothing here depends on what is cached or compared."""
 
 
 @pytest.mark.parametrize("pp_size", range(1, 9))
@@ -23,7 +24,7 @@ def test_bubble_is_p_minus_1_over_p_minus_1_plus_m_for_up_to_64_chunks(pp_size: 
                 "scheduler.chunked_prefill_size": 1,
                 "workload.source": "chunks",
                 "workload.num_chunks": num_chunks,
-                "run.check": False,
+                **LEAN,
             }
         )
         stages = [stage_times(recording, k) for k in range(pp_size)]
@@ -56,6 +57,7 @@ def test_chunked_over_monolithic_prefill_is_p_k_over_p_plus_k_minus_1(pp_size: i
         "model.num_hidden_layers": 8,
         "scheduler.max_total_tokens": 32768,
         "scheduler.max_prefill_tokens": 32768,
+        **LEAN,
         "cost.source": "quadratic",
         "cost.prefill_c_ms": 0.0,
         "cost.prefill_a_ms_per_token2": 0.0,

@@ -99,7 +99,7 @@ def statuses(recording: Recording) -> dict[str, str]:
 
 
 @given(world=worlds(), rows=workloads())
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=AS_FOUND)
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow], phases=AS_FOUND)
 def test_a_random_scenario_passes_and_delivers_the_tokens_of_one_stage(
     world: dict[str, Any], rows: list[dict[str, Any]]
 ) -> None:

@@ -86,7 +86,7 @@ def test_eager_sends_need_no_order(order: str) -> None:
     unit_ms=st.sampled_from([0.0, 1.0]),
     data=st.data(),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_no_load_locks_a_ring_with_an_order(
     pp_size: int,
     depth: int,

@@ -66,7 +66,7 @@ def bound_ms(pp_size: int, slot_ms: tuple[int, ...], process_ms: int = 0) -> int
 
 
 @given(loop=loops(max_depth=1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_depth_0_and_1_take_the_greater_of_the_sum_and_p_times_the_slowest_slot(
     loop: tuple[int, int, tuple[int, ...]],
 ) -> None:
@@ -76,7 +76,7 @@ def test_depth_0_and_1_take_the_greater_of_the_sum_and_p_times_the_slowest_slot(
 
 
 @given(loop=loops())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_depth_does_so_where_sends_do_not_queue_behind_each_other(loop: tuple[int, int, tuple[int, ...]]) -> None:
     pp_size, depth, slot_ms = loop
     recording = decode_in_every_slot(pp_size, depth, slot_ms, NUM_ROUNDS, **{"links.order": "none"})
@@ -87,7 +87,7 @@ def test_any_depth_does_so_where_sends_do_not_queue_behind_each_other(loop: tupl
 @given(
     loop=loops(), process_ms=st.integers(0, 9), order=st.sampled_from(["stream", "link", "none"]), early=st.booleans()
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_no_loop_is_faster_than_the_bound(
     loop: tuple[int, int, tuple[int, ...]], process_ms: int, order: str, early: bool
 ) -> None:
@@ -177,7 +177,7 @@ def test_depth_1_and_2_beat_depth_0_when_the_host_needs_time_and_not_otherwise(p
     order=st.sampled_from(["stream", "link", "none"]),
     early=st.booleans(),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=50, deadline=None)
 def test_every_forward_starts_when_the_max_plus_model_says(
     loop: tuple[int, int, tuple[int, ...]],
     schedule_ms: int,

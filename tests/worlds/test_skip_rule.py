@@ -81,7 +81,7 @@ def test_a_chunk_that_shares_its_batch_or_wants_logprobs_is_not_skipped(monkeypa
 
 
 @given(data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_over_random_loads_the_rule_changes_no_decision_and_no_token_and_never_hangs(data: st.DataObject) -> None:
     pp_size = data.draw(st.integers(1, 4))
     rows = [
