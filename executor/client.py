@@ -7,13 +7,13 @@ nothing is left and the rank is idle.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from ppsim.core.messages import Input, NewRequest, Shutdown
+from ppsim.core.messages import Input, Shutdown
 from ppsim.errors import EXIT_UNKNOWN, PpsimError
-from ppsim.workload import Arrival
+from ppsim.workload import Arrival, Control
+from ppsim.workload.arrivals import by_moment
 
 
 class GaveUp(PpsimError):
@@ -46,13 +46,18 @@ class LiveClient:
     def __init__(
         self,
         arrivals: Sequence[Arrival],
+        controls: Sequence[Control],
         now_ns: Callable[[], int],
         sleep_ns: Callable[[int], None],
         max_iterations: int = 0,
     ) -> None:
-        self.by_iteration = deque(a for a in arrivals if a.at_iteration is not None)
-        self.by_time = deque(a for a in arrivals if a.at_iteration is None)
-        self.timed = frozenset(a.request.rid for a in self.by_time)
+        items: list[tuple[int | None, int | None, Input]] = [
+            *((a.at_iteration, a.at_ns, a.request) for a in arrivals),
+            *((c.at_iteration, c.at_ns, c.input) for c in controls),
+        ]
+        self.by_iteration = by_moment([(at, item) for at, _, item in items if at is not None])
+        self.by_time = by_moment([(at or 0, item) for iteration, at, item in items if iteration is None])
+        self.timed = frozenset(a.request.rid for a in arrivals if a.at_iteration is None)
         self.now_ns, self.sleep_ns = now_ns, sleep_ns
         self.max_iterations = max_iterations
 
@@ -65,16 +70,14 @@ class LiveClient:
             return due
         if not self.by_time:
             return (Shutdown(),)
-        self.sleep_ns(max(0, at_ns(self.by_time[0]) - self.now_ns()))
+        self.sleep_ns(max(0, self.by_time[0][0] - self.now_ns()))
         return self.due(iteration)
 
-    def due(self, iteration: int) -> tuple[NewRequest, ...]:
-        found = []
-        while self.by_iteration and (self.by_iteration[0].at_iteration or 0) <= iteration:
-            found.append(self.by_iteration.popleft().request)
-        now_ns = self.now_ns()
-        while self.by_time and at_ns(self.by_time[0]) <= now_ns:
-            found.append(self.by_time.popleft().request)
+    def due(self, iteration: int) -> tuple[Input, ...]:
+        found: list[Input] = []
+        for waiting, limit in ((self.by_iteration, iteration), (self.by_time, self.now_ns())):
+            while waiting and waiting[0][0] <= limit:
+                found.append(waiting.popleft()[1])
         return tuple(found)
 
 
@@ -91,8 +94,3 @@ class ReplayClient:
         if iteration > self.last and idle and not self.ends:
             return (Shutdown(),)
         return self.inputs.get(iteration, ())
-
-
-def at_ns(arrival: Arrival) -> int:
-    assert arrival.at_ns is not None, f"{arrival.request.rid} has neither iteration nor time"
-    return arrival.at_ns

@@ -15,12 +15,14 @@ from executor.kv import PagedKV
 from executor.packed import pack
 from executor.stage import Stage
 from executor.status import Status
+from executor.surroundings import Surroundings
 from executor.timing import ForwardTimer
 from executor.transport import Transport
 from ppsim.core.agreed import Local
 from ppsim.core.batch import ForwardBatch
 from ppsim.core.effects import (
     Act,
+    AwaitLocal,
     AwaitTokens,
     Commit,
     Decided,
@@ -58,10 +60,12 @@ class Answers:
         recording: Recording,
         timer: ForwardTimer,
         status: Status,
+        surroundings: Surroundings,
     ) -> None:
         self.rank, self.stage, self.kv, self.capacity_tokens = rank, stage, kv, capacity_tokens
         self.transport, self.client, self.recording, self.timer = transport, client, recording, timer
         self.status = status
+        self.surroundings = surroundings
         self.num_ended = 0
         self.samples: list[tuple[ForwardBatch, torch.Tensor]] = []
         self.table: dict[type, Callable[[Any], object]] = {
@@ -73,6 +77,8 @@ class Answers:
             Launch: self.launch,
             AwaitTokens: self.await_tokens,
             Observe: self.observe,
+            AwaitLocal: self.await_local,
+            AwaitLocal: self.await_local,
             Act: self.act,
             Reply: self.reply,
             Decided: self.decided,
@@ -168,16 +174,24 @@ class Answers:
     # --- the rest --------------------------------------------------------------------------------------------
 
     def observe(self, effect: Observe) -> Local[tuple[int, ...]]:
-        if effect.what != "capacity":
-            raise NotImplementedError(f"the executor cannot observe {effect.what!r} yet")
-        values = (self.capacity_tokens,)
+        if effect.what == "capacity":
+            values: tuple[int, ...] | None = (self.capacity_tokens,)
+        else:
+            values = self.surroundings.look(effect.what, effect.keys, effect.iteration)
+        if values is None:
+            detail = f"nothing here can answer the observation {effect.what!r}"
+            raise InvariantViolation("INV-02", self.rank, effect.iteration, -1, "", detail)
         self.recording.observed(self.rank, effect.iteration, effect.what, effect.keys, values)
         return Local(values, self.rank, effect.iteration)
 
+    def await_local(self, effect: AwaitLocal) -> None:
+        self.surroundings.wait(effect.what, effect.key, effect.iteration)
+
     def act(self, effect: Act) -> None:
-        raise NotImplementedError(f"the executor cannot act on {effect.what!r} yet")
+        self.surroundings.act(effect.what, effect.key, self.surroundings.core.iteration)
 
     def decided(self, effect: Decided) -> None:
+        self.surroundings.report(effect.decision.iteration)
         self.recording.decision(self.rank, effect.decision)
 
     def harvested(self, effect: Harvested) -> None:

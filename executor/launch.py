@@ -36,6 +36,7 @@ from ppsim.errors import EXIT_LIVENESS, PpsimError, RankDied, UsageError
 from ppsim.recording import Recording, Verdict
 from ppsim.scenario import Scenario
 from ppsim.workload import Arrival
+from ppsim.workload.build import controls
 
 Progress = Callable[[int, int], None]
 
@@ -87,6 +88,7 @@ def execute(
     recording = Recording(pp_size, name=scenario.name, seed=scenario.seed, world="exec")
     inputs = None if inputs_by_iteration is None else dict(inputs_by_iteration)
     live = arrivals_of(scenario, arrivals, inputs, recording)
+    scripted = controls(scenario) if inputs is None else ()
     num_requests = len(live) if inputs is None else sum(len(items) for items in inputs.values())
 
     context: Any = multiprocessing.get_context(start_method)
@@ -105,7 +107,16 @@ def execute(
     try:
         for rank in range(pp_size):
             first = rank == 0  # the others have no clients
-            job = Job(scenario, device, store.port, live if first else (), inputs if first else None, hooks, pulse)
+            job = Job(
+                scenario,
+                device,
+                store.port,
+                live if first else (),
+                scripted if first else (),
+                inputs if first else None,
+                hooks,
+                pulse,
+            )
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=run_rank, args=(rank, job, theirs, status), name=f"ppsim-rank-{rank}")
             process.start()

@@ -43,6 +43,14 @@ def prepared(scenario: Scenario, model_dir: str | None, device: str) -> Scenario
             raise ScenarioError(
                 f"cluster.{key}", f"{getattr(cluster, key)}: the executor runs one process a stage", "set it to 1"
             )
+    if scenario.disaggregation.role not in ("plain", "prefill"):
+        raise ScenarioError(
+            "disaggregation.role",
+            f"{scenario.disaggregation.role!r}: the executor has no KV transport between two servers",
+            "'plain' and 'prefill' (against a modelled peer) run on real processes",
+        )
+    if scenario.hicache.enabled:
+        raise ScenarioError("hicache.enabled", "the executor keeps KV on the device only", "switch it off")
     dtype_of(model)
     if folder is not None:
         check_checkpoint(scenario, folder)

@@ -16,6 +16,8 @@ from executor.client import Client, LiveClient, ReplayClient
 from executor.driver import Answers
 from executor.stage import kv_of, load_stage
 from executor.status import Status
+from executor.store import ConsensusStore
+from executor.surroundings import Surroundings
 from executor.timing import ForwardTimer
 from executor.transport import PeerLost, Transport
 from executor.watchdog import attach
@@ -67,15 +69,20 @@ def serve(core: Rank, job: Job, status: Status, recording: Recording) -> None:
             f"scheduler.max_total_tokens: rank {rank} cannot hold the KV of {capacity_tokens} tokens: {error}"
         ) from None
     start_ns = connect(rank, job)
+    store = consensus_store(rank, job)
     transport = Transport(rank, device)
     timer = ForwardTimer(start_ns, device)
-    answers = Answers(rank, stage, kv, capacity_tokens, transport, client_of(job, timer), recording, timer, status)
+    surroundings = Surroundings(core, scenario, timer.now_ns, store)
+    client = client_of(job, timer)
+    answers = Answers(rank, stage, kv, capacity_tokens, transport, client, recording, timer, status, surroundings)
     attach(answers, core, scenario, job.pulse)
     try:
         answers.drive(core)
         transport.finish()
     finally:
         answers.settle()
+    if store is not None:
+        store.close()
     dist.destroy_process_group()
 
 
@@ -102,11 +109,25 @@ def connect(rank: int, job: Job) -> int:
     return int(store.get("start_ns"))
 
 
+def consensus_store(rank: int, job: Job) -> ConsensusStore | None:
+    """The store of a prefill server whose bootstrap is agreed through it; the first rank tells where it listens."""
+    wanted = job.scenario.disaggregation
+    if wanted.role != "prefill" or wanted.bootstrap != "store":
+        return None
+    meeting = TCPStore(HOST, job.port, is_master=False, timeout=timedelta(seconds=60))
+    num_ranks = job.scenario.cluster.pp_size
+    if rank == 0:
+        store = ConsensusStore(0, num_ranks)
+        meeting.set("consensus_store", store.endpoint)
+        return store
+    return ConsensusStore(rank, num_ranks, meeting.get("consensus_store").decode())
+
+
 def client_of(job: Job, timer: ForwardTimer) -> Client:
     if job.inputs is not None:
         return ReplayClient(job.inputs)
     limit = job.scenario.run.max_iterations
-    return LiveClient(job.arrivals, timer.now_ns, lambda ns: time.sleep(ns / 1e9), limit)
+    return LiveClient(job.arrivals, job.controls, timer.now_ns, lambda ns: time.sleep(ns / 1e9), limit)
 
 
 def left_behind(core: Rank) -> str:

@@ -21,7 +21,7 @@ from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Call, Input
 from ppsim.recording import Recording
 from ppsim.scenario import Scenario
-from ppsim.workload import Arrival
+from ppsim.workload import Arrival, Control
 
 HOST = "127.0.0.1"
 
@@ -34,6 +34,7 @@ class Job:
     device: str
     port: int
     arrivals: tuple[Arrival, ...] = ()
+    controls: tuple[Control, ...] = ()
     inputs: Mapping[int, tuple[Input, ...]] | None = None
     hooks: Callable[[int, int], Hooks] = Hooks
     pulse: Pulse | None = None

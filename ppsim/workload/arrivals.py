@@ -6,9 +6,11 @@ with which token it stops is all decided here, once, before the run.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ppsim.core.messages import AbortReq, FlushCache, NewRequest
+from ppsim.core.messages import AbortReq, FlushCache, Input, NewRequest
 
 EOS_TOKEN_ID = 2
 """The stop token of every request that has one. Prompts avoid ids 0..3 where the vocabulary allows."""
@@ -60,3 +62,8 @@ def in_order(arrivals: list[Arrival]) -> tuple[Arrival, ...]:
         return True, arrival.at_ns or 0
 
     return tuple(sorted(arrivals, key=key))
+
+
+def by_moment(items: Iterable[tuple[int, Input]]) -> deque[tuple[int, Input]]:
+    """(iteration or time, input) in order; ties as given."""
+    return deque(sorted(items, key=lambda item: item[0]))

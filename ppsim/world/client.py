@@ -6,13 +6,13 @@ virtual time. A request that names an iteration is read exactly there.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Protocol
 from zlib import crc32
 
 from ppsim.core.messages import Input, Shutdown
 from ppsim.scenario.tree import Scenario
 from ppsim.workload import EOS_TOKEN_ID, Workload
+from ppsim.workload.arrivals import by_moment
 
 NS_PER_US = 1000
 FIRST_TOKEN_ID = 4  # ids below are special
@@ -38,8 +38,8 @@ class WorkloadClient:
             *((a.at_iteration, a.at_ns, a.request) for a in workload.arrivals),
             *((c.at_iteration, c.at_ns, c.input) for c in workload.controls),
         ]
-        self.by_iteration = in_order([(at, item) for at, _, item in items if at is not None])
-        self.by_time = in_order([(at or 0, item) for iteration, at, item in items if iteration is None])
+        self.by_iteration = by_moment([(at, item) for at, _, item in items if at is not None])
+        self.by_time = by_moment([(at or 0, item) for iteration, at, item in items if iteration is None])
         self.poll_ns = round(idle_poll_us * NS_PER_US)
 
     def ingest(self, iteration: int, idle: bool, now_ns: int) -> tuple[tuple[Input, ...], int]:
@@ -61,10 +61,6 @@ class WorkloadClient:
             while queue and queue[0][0] <= limit:
                 due.append(queue.popleft()[1])
         return tuple(due)
-
-
-def in_order(items: list[tuple[int, Input]]) -> deque[tuple[int, Input]]:
-    return deque(sorted(items, key=lambda item: item[0]))
 
 
 class ReplayClient:

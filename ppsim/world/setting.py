@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 from ppsim.cost.stage import StageCost
 from ppsim.recording import Recording
 from ppsim.scenario.tree import Scenario
+from ppsim.workload.facts import Facts
 from ppsim.world.audit import Audit
 from ppsim.world.choices import Choices
 from ppsim.world.client import Client, Sampler
-from ppsim.world.facts import Facts
 from ppsim.world.marks import Marks
 from ppsim.world.network import Network
 from ppsim.world.watch import Watch

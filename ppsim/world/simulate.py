@@ -20,13 +20,13 @@ from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
 from ppsim.workload import Workload, build_workload
+from ppsim.workload.facts import Facts
 from ppsim.world.audit import Audit
 from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.driver import SimulatedRank
 from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_refusals
-from ppsim.world.facts import Facts
 from ppsim.world.marks import Marks
 from ppsim.world.network import Network
 from ppsim.world.patience import watch_patience

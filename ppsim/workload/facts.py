@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from ppsim.core.consensus import KVPoll
 from ppsim.core.leader import FAILED, PENDING, READY
 from ppsim.scenario.tree import Observations
-from ppsim.world.choices import Choices
+from ppsim.workload.choices import Choices
 
 BEGINS = {"compile": "grammar", "bootstrap": "bootstrap", "handshake": "handshake"}
 ENDS = {"send_last": "transfer", "send_metadata": "receive"}
