@@ -78,7 +78,6 @@ class Answers:
             AwaitTokens: self.await_tokens,
             Observe: self.observe,
             AwaitLocal: self.await_local,
-            AwaitLocal: self.await_local,
             Act: self.act,
             Reply: self.reply,
             Decided: self.decided,

@@ -14,6 +14,7 @@ from multiprocessing.context import BaseContext
 
 from ppsim.core.effects import (
     Act,
+    AwaitLocal,
     AwaitTokens,
     Commit,
     Decided,
@@ -28,7 +29,7 @@ from ppsim.core.effects import (
     Send,
 )
 
-EFFECTS = (Ingest, Send, Recv, Commit, Drop, Launch, AwaitTokens, Observe, Act, Reply, Decided, Harvested)
+EFFECTS = (Ingest, Send, Recv, Commit, Drop, Launch, AwaitTokens, Observe, AwaitLocal, Act, Reply, Decided, Harvested)
 CODE = {effect: 1 + place for place, effect in enumerate(EFFECTS)}
 WAITING = (CODE[Recv], CODE[Commit])
 STARTING, BETWEEN = 0, -1
@@ -41,6 +42,7 @@ DOING = {
     CODE[Commit]: "waiting for a send to be taken",
     CODE[Launch]: "running a forward pass",
     CODE[AwaitTokens]: "waiting for sampled tokens",
+    CODE[AwaitLocal]: "waiting for a local fact",
 }
 NUM_CELLS = 5
 
