@@ -14,7 +14,7 @@ from zlib import crc32
 import hypothesis.strategies as st
 
 from ppsim.core.config import RankConfig
-from ppsim.core.messages import NewRequest
+from ppsim.core.messages import AbortReq, Input, NewRequest
 from ppsim.core.tokens import pack
 
 ALPHABET = 3  # sampled tokens; more would hide shared continuations
@@ -34,13 +34,16 @@ class Experiment:
     config: RankConfig
     capacity_tokens: int
     arrivals: tuple[Arrival, ...]
+    aborts: tuple[tuple[int, AbortReq], ...] = ()
 
-    def due(self, iteration: int) -> tuple[NewRequest, ...]:
-        return tuple(a.request for a in self.arrivals if a.iteration == iteration)
+    def due(self, iteration: int) -> tuple[Input, ...]:
+        """What is read in an iteration: requests, then aborts."""
+        requests = tuple(a.request for a in self.arrivals if a.iteration == iteration)
+        return requests + tuple(abort for at, abort in self.aborts if at == iteration)
 
     @property
     def last_arrival(self) -> int:
-        return max((a.iteration for a in self.arrivals), default=-1)
+        return max([a.iteration for a in self.arrivals] + [at for at, _ in self.aborts], default=-1)
 
     @property
     def max_iterations(self) -> int:
@@ -130,6 +133,12 @@ def arrivals(draw: st.DrawFn, mix: Mix, num_requests: int) -> tuple[Arrival, ...
 
 ORDINARY, TIGHT, CROWD = "ordinary", "tight", "crowd"
 
+# Limits against starvation (turns.py). The naive scheduler does not know them: they are drawn where only the outcome of
+# a run is looked at.
+TURNS = st.fixed_dictionaries(
+    {"max_consecutive_prefills": st.sampled_from([0, 1, 3]), "max_consecutive_chunks": st.sampled_from([0, 1, 2])}
+)
+
 
 @st.composite
 def experiments(draw: st.DrawFn, kind: str = ORDINARY) -> Experiment:
@@ -167,6 +176,14 @@ def experiments(draw: st.DrawFn, kind: str = ORDINARY) -> Experiment:
         min_new_token_ratio=Fraction(98, 1000),
         chunk_table=table,
     )
+    aborts: list[tuple[int, int]] = []
+    if draw(st.sampled_from([False, False, True])):
+        aborts = draw(st.lists(st.tuples(st.integers(0, 60), st.integers(0, len(requests))), min_size=1, max_size=5))
     needs = [len(a.request.prompt) // 4 + a.request.max_new_tokens for a in requests]
     slack = draw(st.sampled_from([0, 1, 2, 5] if kind == TIGHT else [0, 2, 10, 20] if crowd else [0, 3, 10, 40, 400]))
-    return Experiment(config, max(needs) + page * (2 + slack), requests)
+    return Experiment(
+        config,
+        max(needs) + page * (2 + slack),
+        requests,
+        tuple((at, AbortReq(f"R{n}", abort_all=n == len(requests))) for at, n in sorted(aborts)),
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 
 from ppsim.core.config import RankConfig
-from ppsim.core.messages import NewRequest
+from ppsim.core.messages import AbortReq, Input, NewRequest
 from ppsim.core.tokens import unpack
 from tests.interactions.naive_tree import NaiveTree, Tokens
 
@@ -26,7 +26,9 @@ class Job:
     out: Tokens = ()
     kv: int = 0
     shared: Tokens | None = None  # the path it locks; None while it holds no memory
+    row: int | None = None  # of the request table
     middle: int = 0  # launched, unharvested middle chunks
+    doomed: bool = False  # aborted, but a launched batch still contains it
     ended: bool = False
 
     @property
@@ -87,13 +89,14 @@ class ReferenceScheduler:
         self.capacity = floor(capacity_tokens, self.page)
         self.tree = NaiveTree(self.page)
         self.slots = [Microbatch() for _ in range(config.pp_size + config.pp_async_batch_depth)]
+        self.rows = list(range(1, config.max_running_requests + 1))  # taken from the tail, given back there
         self.queue: list[Job] = []
         self.jobs: list[Job] = []  # all that have not ended
         self.chunked: Job | None = None
         self.ratio = config.init_new_token_ratio
         self.owed = 0
         self.replies: list[tuple[str, str, int]] = []
-        self.unfit: list[str] = []
+        self.dropped: list[str] = []  # ended without having finished, in order
 
     # --- memory (4.9, 4.10) ------------------------------------------------------------------------------------
 
@@ -111,7 +114,7 @@ class ReferenceScheduler:
 
     @property
     def free_rows(self) -> int:
-        return self.k.max_running_requests - sum(job.shared is not None for job in self.jobs)
+        return len(self.rows)
 
     def find(self, job: Job) -> Tokens:
         """A request may match at most all but its last token."""
@@ -134,7 +137,9 @@ class ReferenceScheduler:
             self.tree.insert(job.all[: job.kv])
         if self.k.enable_radix_cache:
             self.tree.unlock(job.shared)
-        job.kv, job.shared = 0, None
+        assert job.row is not None
+        self.rows.append(job.row)
+        job.kv, job.shared, job.row = 0, None, None
 
     def stash(self, job: Job) -> None:
         """Insert what is computed, match again, move the lock."""
@@ -149,8 +154,12 @@ class ReferenceScheduler:
 
     # --- inputs (4.3, refusal at arrival) ------------------------------------------------------------------------
 
-    def arrive(self, specs: Iterable[NewRequest]) -> None:
-        for spec in specs:
+    def arrive(self, inputs: Iterable[Input]) -> None:
+        for spec in inputs:
+            if isinstance(spec, AbortReq):
+                self.abort(spec)
+                continue
+            assert isinstance(spec, NewRequest)
             job = Job(spec, tuple(unpack(spec.prompt)))
             everything = len(job.prompt) + spec.max_new_tokens
             never = (
@@ -166,6 +175,28 @@ class ReferenceScheduler:
             else:
                 self.jobs.append(job)
                 self.queue.append(job)
+
+    def abort(self, item: AbortReq) -> None:
+        """7.4: it launches nothing more, and ends as soon as no launched batch contains it."""
+        for job in list(self.jobs):
+            if item.abort_all or job.rid == item.rid:
+                job.doomed = True
+                if job is self.chunked:
+                    self.chunked = None
+                self.drop_if_landed(job)
+
+    def drop_if_landed(self, job: Job) -> None:
+        flying = [row.job for slot in self.slots if slot.launched is not None for row in slot.launched.rows]
+        if job in flying:
+            return
+        if job.shared is not None:
+            self.release(job, insert=False)
+        self.queue = [other for other in self.queue if other is not job]
+        self.drop(job)
+
+    def drop(self, job: Job) -> None:
+        self.end(job, "aborted")
+        self.dropped.append(job.rid)
 
     # --- get_next_batch_to_run (4.1) -----------------------------------------------------------------------------
 
@@ -333,8 +364,7 @@ class ReferenceScheduler:
             (last,) = slot.running
             slot.running = []
             self.release(last, insert=False)
-            self.end(last, "aborted")
-            self.unfit.append(last.rid)
+            self.drop(last)
         generated = sum(len(job.out) for job in slot.running)
         limits = sum(job.spec.max_new_tokens for job in slot.running)
         share = Fraction(generated + self.k.retract_decode_steps * len(slot.running), limits + 1)
@@ -359,6 +389,10 @@ class ReferenceScheduler:
         delivered, finished = [], []
         for number, row in enumerate(batch.rows):
             job = row.job
+            if job.doomed:
+                job.middle -= not row.last
+                self.drop_if_landed(job)
+                continue
             if not row.decode and job.middle > 0:
                 job.middle -= 1
                 continue
@@ -471,7 +505,7 @@ class Adder:
             if num <= 0:
                 self.s.tree.unlock(found)
                 return "OTHER"
-        job.kv, job.shared = len(found), found
+        job.kv, job.shared, job.row = len(found), found, self.s.rows.pop()
         if not self.k.enable_radix_cache:
             self.s.tree.unlock(found)
         self.rows.append(Row(job, len(found), num, num == new, False))

@@ -9,7 +9,7 @@ So a page that is freed too early, shared wrongly or written twice changes the t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 from zlib import crc32
@@ -35,7 +35,8 @@ def next_token(context: list[int]) -> int:
 
 def expected_stream(request: NewRequest) -> list[int]:
     """What a client must get, whoever serves the request: the model applied to prompt and output so far."""
-    context, out = unpack(request.prompt), []
+    context = unpack(request.prompt)
+    out: list[int] = []
     while len(out) < request.max_new_tokens:
         token = next_token(context)
         context.append(token)
@@ -99,7 +100,7 @@ class Ring:
     """
 
     config: RankConfig
-    inputs: dict[int, tuple[Input, ...]]
+    inputs: Mapping[int, tuple[Input, ...]]
     order: Callable[[int], int] = lambda n: 0
     capacities: tuple[int, ...] = (10_000,)
     commits_wait: bool = True
@@ -111,6 +112,7 @@ class Ring:
     sent: dict[Address, list[Message]] = field(default_factory=dict)
     received: dict[Address, list[Message]] = field(default_factory=dict)
     untaken: set[int] = field(default_factory=set)  # works whose message the peer has not taken
+    uncommitted: set[int] = field(default_factory=set)  # works whose sender has not waited for them
     num_works: int = 0
     replies: list[fx.Reply] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
@@ -189,7 +191,9 @@ class Ring:
                 node.decisions.append(decision)
             case fx.Harvested(harvest):
                 node.harvests.append(harvest)
-            case fx.Commit() | fx.Act():
+            case fx.Commit(work):
+                self.uncommitted.remove(work)
+            case fx.Act():
                 pass
             case _:
                 raise AssertionError(f"the plain loop has no business with {effect}")
@@ -202,6 +206,7 @@ class Ring:
 
     def send(self, node: Node, effect: fx.Send) -> int:
         self.num_works += 1
+        self.uncommitted.add(self.num_works)
         address = (node.rank_id, effect.dst, effect.message.lane)
         self.sent.setdefault(address, []).append(effect.message)
         arriving = [effect.message]

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 from ppsim.core import effects as fx
 from ppsim.core.config import RankConfig
-from ppsim.core.messages import AbortReq, Hidden, Lane, Message, Meta, NewRequest, Output
+from ppsim.core.messages import AbortReq, Hidden, Input, Lane, Message, Meta, NewRequest, Output
 from ppsim.core.tokens import pack
 from tests.interactions.ring import Node, Ring
 from tests.interactions.walk import picture
@@ -45,6 +45,7 @@ class Stage:
     """What the commands of one script work on."""
 
     ring: Ring | None = None
+    inputs: dict[int, tuple[Input, ...]] = field(default_factory=dict)  # grows while the ring runs
     prompts: dict[str, list[int]] = field(default_factory=dict)
     shown_replies: int = 0
 
@@ -85,7 +86,7 @@ def pipeline(stage: Stage, words: list[str], keys: Arguments) -> Iterator[str]:
         init_new_token_ratio=ratio,
         min_new_token_ratio=ratio,
     )
-    stage.ring = Ring(config, {}, capacities=(int(keys.pop("pool", "1000")),), stays_open=True)
+    stage.ring = Ring(config, stage.inputs, capacities=(int(keys.pop("pool", "1000")),), stays_open=True)
     yield f"{config.pp_size} ranks, {config.num_slots} slots"
 
 
@@ -110,11 +111,10 @@ def abort(stage: Stage, words: list[str], keys: Arguments) -> Iterator[str]:
 
 
 def read_at(stage: Stage, keys: Arguments, item: NewRequest | AbortReq, name: str) -> Iterator[str]:
-    ring = stage.open_ring
     at = int(keys.pop("at", str(stage.first.rank.iteration)))
     if at < stage.first.rank.iteration:
         raise ScriptError(f"iteration {at} is over, rank 0 is in {stage.first.rank.iteration}")
-    ring.inputs[at] = (*ring.inputs.get(at, ()), item)
+    stage.inputs[at] = (*stage.inputs.get(at, ()), item)
     yield f"{name} is read in iteration {at}"
 
 

@@ -16,7 +16,7 @@ def compare(experiment: Experiment) -> OneRank:
     """Run both side by side and stop at the first difference."""
     real = OneRank(experiment)
     naive = ReferenceScheduler(experiment.config, experiment.capacity_tokens)
-    idle_sweep, num_unfit = True, 0
+    idle_sweep, num_dropped = True, 0
     for visit in real.visits():
         naive.arrive(experiment.due(visit.iteration))
         batch, retracted = naive.schedule(visit.iteration)
@@ -36,8 +36,8 @@ def compare(experiment: Experiment) -> OneRank:
         }
         assert came == expected, f"iteration {visit.iteration}"
         idle_sweep &= batch is None
-        harvest(real, naive, visit, naive.unfit[num_unfit:])
-        num_unfit = len(naive.unfit)
+        harvest(real, naive, visit, num_dropped)
+        num_dropped = len(naive.dropped)
         if (visit.iteration + 1) % len(naive.slots) == 0:
             if idle_sweep:
                 naive.on_idle()
@@ -49,13 +49,13 @@ def compare(experiment: Experiment) -> OneRank:
     return real
 
 
-def harvest(real: OneRank, naive: ReferenceScheduler, visit: Visit, unfit: list[str]) -> None:
+def harvest(real: OneRank, naive: ReferenceScheduler, visit: Visit, num_dropped: int) -> None:
     launched = naive.slots[(visit.iteration + 1) % len(naive.slots)].launched
     tokens = real.tokens[launched.iteration] if launched else None
     iteration, delivered, finished = naive.absorb(visit.iteration, tokens)
     assert visit.harvest.harvested == iteration, f"iteration {visit.iteration}"
     assert list(visit.harvest.delivered) == delivered, f"iteration {visit.iteration}"
-    assert list(visit.harvest.finished) == unfit + finished, f"iteration {visit.iteration}"
+    assert list(visit.harvest.finished) == naive.dropped[num_dropped:] + finished, f"iteration {visit.iteration}"
     assert (visit.harvest.free_tokens, visit.harvest.evictable_tokens) == (naive.free, naive.tree.evictable)
 
 
@@ -69,7 +69,8 @@ def same_state(real: OneRank, naive: ReferenceScheduler, iteration: int) -> None
     ], where
     assert [slot.batch_is_full for slot in s.slots.slots] == [slot.full for slot in naive.slots], where
     assert s.ratio.value == naive.ratio, where
-    assert len(s.kv.free_rows) == naive.free_rows, where
+    assert s.kv.free_rows == naive.rows, where
+    assert [r.req_slot for r in s.requests.values()] == [job.row for job in naive.jobs], where
     assert s.decode_turns == naive.owed, where
     assert len(real.replies) == len(naive.replies), where
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 
 from ppsim.core.config import RankConfig
 from ppsim.core.scheduler import Scheduler
-from tests.interactions.experiment import CROWD, ORDINARY, TIGHT, Arrival, Experiment, experiments, request
+from tests.interactions.experiment import CROWD, ORDINARY, TIGHT, TURNS, Arrival, Experiment, experiments, request
 from tests.interactions.one_rank import OneRank
 from tests.interactions.settings import num_examples
 
@@ -46,9 +46,9 @@ def everything_is_given_back(scheduler: Scheduler) -> None:
 @pytest.mark.parametrize("kind", [ORDINARY, TIGHT, CROWD])
 def test_every_workload_ends_with_one_last_reply_a_request_and_all_memory_free(kind: str) -> None:
     @settings(max_examples=num_examples(60), deadline=None, derandomize=True)
-    @given(experiments(kind))
-    def check(experiment: Experiment) -> None:
-        run_to_end(experiment)
+    @given(experiments(kind), TURNS)
+    def check(experiment: Experiment, turns: dict[str, int]) -> None:
+        run_to_end(replace(experiment, config=replace(experiment.config, **turns)))  # type: ignore[arg-type]
 
     check()
 
@@ -56,9 +56,9 @@ def test_every_workload_ends_with_one_last_reply_a_request_and_all_memory_free(k
 @pytest.mark.parametrize("kind", [TIGHT, CROWD])
 def test_with_all_slots_reserved_nothing_is_retracted_parked_or_aborted(kind: str) -> None:
     @settings(max_examples=num_examples(60), deadline=None, derandomize=True)
-    @given(experiments(kind))
-    def check(experiment: Experiment) -> None:
-        config = replace(experiment.config, reserve_all_slots=True)
+    @given(experiments(kind), TURNS)
+    def check(experiment: Experiment, turns: dict[str, int]) -> None:
+        config = replace(experiment.config, reserve_all_slots=True, **turns)  # type: ignore[arg-type]
         s = run_to_end(replace(experiment, config=config)).scheduler
         assert (s.num_unfit_aborts, s.num_retractions) == (0, 0)
         if not config.enable_mixed_chunk:  # a mixed batch parks a chunk when its decodes use the chunk budget up
