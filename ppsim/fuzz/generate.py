@@ -169,7 +169,7 @@ def limits(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]
 
 def least_pool(request: dict[str, Any], clip: int, page: int, role: str) -> int:
     """Tokens of a pool that can serve the request alone (``Intake._why_never`` and the decode role's reserve)."""
-    prompt, output = request["prompt"], 1 if role == "prefill" else request["output"]
+    prompt, output = int(request["prompt"]), 1 if role == "prefill" else int(request["output"])
     reserve = prompt + min(output, clip) + page + 1
     return max(reserve, prompt + output, prompt + RESERVE if role == "decode" else 0)
 
@@ -256,11 +256,12 @@ def patience(raw: dict[str, Any]) -> int:
     """Iterations that a request may stand still: all others may have to run to their end first, one after the other.
 
     Each takes its chunks and a round of L visits for each token; a retraction may repeat all of it. What a rank sees
-    late comes within 20 iterations, and a vote takes two rounds. Copies between the tiers of the cache may hold a prompt.
+    late comes within 20 iterations, and a vote takes two rounds. Copies between tiers may hold a prompt.
     """
-    num_slots = raw["cluster"]["pp_size"] + raw["cluster"]["pp_async_batch_depth"]
+    num_slots = int(raw["cluster"]["pp_size"] + raw["cluster"]["pp_async_batch_depth"])
     chunk = raw["scheduler"]["chunked_prefill_size"]
-    visits = sum((1 if chunk < 0 else -(-r["prompt"] // chunk)) + r["output"] for r in raw["workload"]["requests"])
+    requests = raw["workload"]["requests"]
+    visits = sum(int((1 if chunk < 0 else -(-r["prompt"] // chunk)) + r["output"]) for r in requests)
     copies = 200 if "hicache" in raw else 0
     return min(60 + copies + 4 * num_slots * (visits + 2), MAX_ITERATIONS - 1)
 
