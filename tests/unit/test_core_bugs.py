@@ -14,6 +14,8 @@ from ppsim.core.hooks import Hooks
 from ppsim.core.messages import AbortReq, NewRequest
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import Slot
+from ppsim.errors import ScenarioError
+from ppsim.scenario.load import validate
 from tests.interactions.experiment import Arrival, Experiment, request, sampled
 from tests.interactions.one_rank import OneRank, Visit
 
@@ -188,6 +190,17 @@ def test_b90_a_request_comes_back_only_when_its_whole_context_fits() -> None:
     rank, _ = run(config, 1000, (0, made("R1", 600, 300)), (0, made("R2", 600, 10)))
     assert rank.scheduler.num_retractions <= 1
     assert statuses(rank) == {"R1": "finished", "R2": "finished"}
+
+
+@pytest.mark.parametrize(("page", "chunk"), [(256, 100), (16, 24), (16, 8)])
+def test_b95_a_chunk_that_is_no_whole_number_of_pages_is_refused_at_the_start(page: int, chunk: int) -> None:
+    """A first chunk is cut down to whole pages: to nothing, visit after visit, for ever."""
+    scheduler = {"page_size": page, "chunked_prefill_size": chunk}
+    with pytest.raises(ScenarioError, match=f"{chunk} is not a multiple of scheduler.page_size {page}"):
+        validate({"scheduler": scheduler})
+    config = RankConfig(0, 1, page_size=256, chunked_prefill_size=100)
+    rank = OneRank(Experiment(config, ROOMY, (Arrival(0, made("R1", 129, 1)),)))
+    assert launches([rank.visit() for _ in range(50)]) == [], "what the refusal is for"
 
 
 def test_b100_a_chunk_without_memory_is_parked_and_goes_on_later() -> None:
