@@ -194,13 +194,15 @@ def test_b90_a_request_comes_back_only_when_its_whole_context_fits() -> None:
 
 @pytest.mark.parametrize(("page", "chunk"), [(256, 100), (16, 24), (16, 8)])
 def test_b95_a_chunk_that_is_no_whole_number_of_pages_is_refused_at_the_start(page: int, chunk: int) -> None:
-    """A first chunk is cut down to whole pages: to nothing, visit after visit, for ever."""
-    scheduler = {"page_size": page, "chunked_prefill_size": chunk}
     with pytest.raises(ScenarioError, match=f"{chunk} is not a multiple of scheduler.page_size {page}"):
-        validate({"scheduler": scheduler})
+        validate({"scheduler": {"page_size": page, "chunked_prefill_size": chunk}})
+
+
+def test_b95_without_that_refusal_a_chunk_below_a_page_would_wait_for_ever() -> None:
+    """A first chunk is cut down to whole pages: to nothing, visit after visit."""
     config = RankConfig(0, 1, page_size=256, chunked_prefill_size=100)
     rank = OneRank(Experiment(config, ROOMY, (Arrival(0, made("R1", 129, 1)),)))
-    assert launches([rank.visit() for _ in range(50)]) == [], "what the refusal is for"
+    assert launches([rank.visit() for _ in range(50)]) == []
 
 
 def test_b100_a_chunk_without_memory_is_parked_and_goes_on_later() -> None:
