@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
 from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,7 @@ QUANT_BYTES = {
 }
 
 
+@cache
 def known_models() -> dict[str, dict[str, Any]]:
     """The shipped configs by key, ``like`` resolved."""
     table: dict[str, dict[str, Any]] = tomllib.loads((files("ppsim") / "data" / "models.toml").read_text("utf-8"))

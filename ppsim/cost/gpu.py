@@ -5,6 +5,7 @@ from __future__ import annotations
 import tomllib
 from dataclasses import dataclass
 from difflib import get_close_matches
+from functools import cache
 from importlib.resources import files
 
 from ppsim.errors import ScenarioError
@@ -36,6 +37,7 @@ class Gpu:
         return self.bf16_tflops * 1e12 / 2  # float32 through two BF16 passes at best
 
 
+@cache
 def known_gpus() -> dict[str, Gpu]:
     """All rows of the table by key."""
     table = tomllib.loads((files("ppsim") / "data" / "gpus.toml").read_text("utf-8"))

@@ -1,0 +1,175 @@
+"""Around the winner: what a step of each knob costs, when dynamic chunks lose to fixed ones, and the heat maps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ppsim.plan import grid
+from ppsim.plan.candidate import Candidate
+from ppsim.plan.evaluate import FastPath, Figures
+from ppsim.plan.probe import Probe
+from ppsim.plan.search import Search, neighbours
+from ppsim.plan.tuning import Change, Contest, HeatMap, score_of
+
+CONCURRENCIES = (1, 4)
+LENGTH_STEPS = (4, 2, 1)  # the longest prompt divided by these, and twice itself
+SHORTEST_PROMPT = 256
+RULE_MULTIPLE = 3
+
+
+def changes(search: Search, winner: Candidate) -> list[Change]:
+    """Each knob one step down and up; of another split its own best chunk."""
+    sizes = grid.chunk_sizes(search.scenario, search.longest)
+    steps: list[tuple[str, Candidate | None]] = [
+        (f"chunk {n}", winner.but(chunked_prefill_size=n)) for n in neighbours(sizes, winner.chunked_prefill_size)
+    ]
+    if winner.is_dynamic:
+        for factor in (winner.smooth_factor - grid.FACTOR_STEP, winner.smooth_factor + grid.FACTOR_STEP):
+            if 0.0 < round(factor, 4) <= 1.0:
+                steps.append((f"smooth factor {factor:.2f}", winner.but(smooth_factor=round(factor, 4))))
+        steps.append(("fixed chunks", winner.but(smooth_factor=0.0)))
+    else:
+        steps.append((f"dynamic, factor {grid.DEFAULT_FACTOR}", winner.but(smooth_factor=grid.DEFAULT_FACTOR)))
+    for depth in (winner.pp_async_batch_depth - 1, winner.pp_async_batch_depth + 1):
+        if depth >= 0:
+            steps.append((f"depth {depth}", winner.but(pp_async_batch_depth=depth)))
+    for name, source, target in (("first to last", 0, -1), ("last to first", -1, 0)):
+        partition = grid.moved(winner.layer_partition, source, target)
+        if partition is not None:
+            steps.append((f"one layer from {name} stage", winner.but(layer_partition=partition)))
+    found = [_change(search, name, candidate, winner) for name, candidate in steps if candidate is not None]
+    return found + _other_splits(search, winner)
+
+
+def _change(search: Search, name: str, candidate: Candidate, winner: Candidate) -> Change:
+    reason = search.why_not(candidate)
+    if reason:
+        return Change(name, candidate, None, reason)
+    objective = search.probe.objective
+    before, after = (search.evaluate([c])[0][1] for c in (winner, candidate))
+    return Change(name, candidate, score_of(objective, after) / score_of(objective, before) - 1.0)
+
+
+def _other_splits(search: Search, winner: Candidate) -> list[Change]:
+    """Splits that differ by one doubling: stages against tensor-parallel ranks, either against context parallelism."""
+    s = winner.split
+    shapes: list[tuple[float, float, float]] = [
+        (2 * s.pp_size, s.tp_size / 2, s.cp_size),
+        (s.pp_size / 2, 2 * s.tp_size, s.cp_size),
+    ]
+    shapes += [(s.pp_size / 2, s.tp_size, 2 * s.cp_size), (s.pp_size, s.tp_size / 2, 2 * s.cp_size)]
+    shapes += [(2 * s.pp_size, s.tp_size, s.cp_size / 2), (s.pp_size, 2 * s.tp_size, s.cp_size / 2)]
+    best = dict(search.best_by_split())
+    out = []
+    for split in search.splits():
+        if (split.pp_size, split.tp_size, split.cp_size) not in shapes:
+            continue
+        if split in best:
+            out.append(_change(search, f"{split} at its best", best[split], winner))
+        else:
+            out.append(Change(str(split), None, None, search.feasible(split).why_not))
+    return out
+
+
+# --- dynamic against fixed ---------------------------------------------------------------------------------------
+
+
+def contests(search: Search, winner: Candidate) -> list[Contest]:
+    """Dynamic against fixed chunks on the winner's split: shorter and longer prompts, alone and four at once."""
+    longest, pool = search.longest, search.fast.pool(winner.split, winner.layer_partition)
+    limit = min(search.scenario.scheduler.context_length - 2, pool - 2 * search.scenario.scheduler.page_size - 2)
+    lengths = [n for n in (*(longest // step for step in LENGTH_STEPS), 2 * longest) if SHORTEST_PROMPT <= n <= limit]
+    return [contest(search, winner, n, many) for n in lengths for many in CONCURRENCIES]
+
+
+def contest(search: Search, winner: Candidate, prompt: int, concurrency: int) -> Contest:
+    """One load: ``concurrency`` prompts at once, judged by the time until all have their token."""
+    probe = Probe("throughput", (prompt,) * concurrency, (0,) * concurrency)
+    fast = replace(search.fast, probe=probe, num_evaluated=0, cpu_s=0.0)
+    sizes = grid.chunk_sizes(search.scenario, prompt)
+    fixed = [winner.but(chunked_prefill_size=n, smooth_factor=0.0) for n in sizes]
+    dynamic = [winner.but(chunked_prefill_size=n, smooth_factor=f) for n in sizes for f in grid.SMOOTH_FACTORS]
+    best_fixed, fixed_at = _fastest(fast, fixed)
+    rule_chunk = grid.aligned(search.scenario, RULE_MULTIPLE * best_fixed.chunked_prefill_size)
+    rule = winner.but(chunked_prefill_size=rule_chunk, smooth_factor=grid.DEFAULT_FACTOR)
+    rule_at = fast.figures([rule])[0]
+    best_dynamic, dynamic_at = _fastest(fast, [rule, *dynamic])
+    search.fast.num_evaluated += fast.num_evaluated
+    search.fast.cpu_s += fast.cpu_s
+    return Contest(
+        prompt,
+        concurrency,
+        best_fixed.chunked_prefill_size,
+        best_dynamic.chunked_prefill_size,
+        best_dynamic.smooth_factor,
+        dynamic_at.input_tokens_per_s / fixed_at.input_tokens_per_s - 1.0,
+        rule_chunk,
+        rule_at.input_tokens_per_s / fixed_at.input_tokens_per_s - 1.0,
+    )
+
+
+def _fastest(fast: FastPath, candidates: list[Candidate]) -> tuple[Candidate, Figures]:
+    figures = fast.figures(candidates)
+    return min(zip(candidates, figures), key=lambda f: (-f[1].input_tokens_per_s, *f[0].simplicity))
+
+
+# --- heat maps -----------------------------------------------------------------------------------------------------
+
+
+def maps(search: Search, winner: Candidate) -> list[HeatMap]:
+    """Chunk against smooth factor on the winner's split; stages against tensor-parallel ranks, each at its best."""
+    return [chunk_map(search, winner), split_map(search)]
+
+
+def chunk_map(search: Search, winner: Candidate) -> HeatMap:
+    sizes = sorted({*grid.chunk_sizes(search.scenario, search.longest), winner.chunked_prefill_size})
+    factors = sorted({0.0, *grid.SMOOTH_FACTORS, winner.smooth_factor})
+    rows = [[winner.but(chunked_prefill_size=n, smooth_factor=f) for n in sizes] for f in factors]
+    search.evaluate(c for row in rows for c in row)
+    return HeatMap(
+        title=f"{winner.split}, depth {winner.pp_async_batch_depth}",
+        row_name="smooth factor",
+        column_name="chunked_prefill_size",
+        rows=tuple("fixed" if f == 0.0 else f"{f:.2f}" for f in factors),
+        columns=tuple(str(n) for n in sizes),
+        values=tuple(tuple(shown(search, search.known.get(c)) for c in row) for row in rows),
+        unit=unit_of(search),
+        lower_is_better=search.probe.objective != "throughput",
+        best=(factors.index(winner.smooth_factor), sizes.index(winner.chunked_prefill_size)),
+    )
+
+
+def split_map(search: Search) -> HeatMap:
+    """What is left of the GPUs after pp x tp is context parallelism."""
+    best = dict(search.best_by_split())
+    tables = {(split.pp_size, split.tp_size): split for split in search.splits()}
+    pps, tps = (sorted({place[i] for place in tables}) for i in (0, 1))
+    figures = {place: search.known[best[split]] for place, split in tables.items() if split in best}
+    top = best_place(search, figures)
+    return HeatMap(
+        title=f"{search.num_gpus} GPUs, each split at its best; cp is what pp x tp leaves",
+        row_name="pp_size",
+        column_name="tp_size",
+        rows=tuple(str(pp) for pp in pps),
+        columns=tuple(str(tp) for tp in tps),
+        values=tuple(tuple(shown(search, figures.get((pp, tp))) for tp in tps) for pp in pps),
+        unit=unit_of(search),
+        lower_is_better=search.probe.objective != "throughput",
+        best=(pps.index(top[0]), tps.index(top[1])),
+    )
+
+
+def best_place(search: Search, figures: dict[tuple[int, int], Figures]) -> tuple[int, int]:
+    return min(figures, key=lambda place: (score_of(search.probe.objective, figures[place]), place))
+
+
+def shown(search: Search, figures: Figures | None) -> float | None:
+    """The figure that the objective is about."""
+    if figures is None:
+        return None
+    return figures.input_tokens_per_s if search.probe.objective == "throughput" else figures.ttft_s
+
+
+def unit_of(search: Search) -> str:
+    names = {"ttft": "TTFT, s", "ttft_at_rate": "mean TTFT, s", "throughput": "input tokens/s"}
+    return names[search.probe.objective]

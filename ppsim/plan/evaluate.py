@@ -1,0 +1,164 @@
+"""Figures of many configurations through the fast path: numpy over all that share stages and depth.
+
+Per split and partition the costs are built once; per chunk size SGLang's profile of the first stage is fitted once, as
+the engine does at its start. Then configurations run through ``StreamLoop`` in blocks of similar length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import process_time
+
+import numpy as np
+
+from ppsim.cost.sglang_chunks import ChunkFit, ChunkPredictor, fit_profile, profile_lengths
+from ppsim.cost.stage import NS_PER_MS, StageCost
+from ppsim.plan.array_cost import array_cost
+from ppsim.plan.candidate import Candidate, Split
+from ppsim.plan.chunk_rule import ChunkRule
+from ppsim.plan.feasible import placed, pool_tokens
+from ppsim.plan.probe import Probe
+from ppsim.plan.prompt_feed import Limits, PromptFeed
+from ppsim.plan.stream_loop import StreamLoop, Surroundings
+from ppsim.scenario.layers import hidden_bytes_per_token
+from ppsim.scenario.stagecost import stage_cost
+from ppsim.scenario.tree import Scenario
+
+BLOCK = 256  # configurations side by side: enough to hide numpy's overhead, few enough to stay in the cache
+NS_PER_US = 1e3
+NS_PER_S = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a configuration achieves on a probe; the words are those of ``ppsim run``'s summary."""
+
+    ttft_s: float
+    input_tokens_per_s: float
+    bubble_ratio: float
+
+
+@dataclass(slots=True)
+class FastPath:
+    """A scenario and a probe. Costs, fits and pools are kept: evaluating more candidates gets cheaper."""
+
+    scenario: Scenario
+    probe: Probe
+    costs: dict[tuple[Split, tuple[int, ...]], StageCost] = field(default_factory=dict)
+    pools: dict[tuple[Split, tuple[int, ...]], int] = field(default_factory=dict)
+    fits: dict[tuple[Split, tuple[int, ...], int], ChunkFit] = field(default_factory=dict)
+    num_evaluated: int = 0
+    cpu_s: float = 0.0  # of one core, for the report alone
+
+    def figures(self, candidates: Sequence[Candidate]) -> list[Figures]:
+        """In the order of the candidates, which must all be feasible."""
+        began = process_time()
+        out: list[Figures | None] = [None] * len(candidates)
+        groups: dict[tuple[int, int], list[int]] = {}
+        for i, candidate in enumerate(candidates):
+            groups.setdefault((candidate.split.pp_size, candidate.pp_async_batch_depth), []).append(i)
+        for members in groups.values():
+            members.sort(key=lambda i: (candidates[i].chunked_prefill_size, candidates[i].smooth_factor, i))
+            for first in range(0, len(members), BLOCK):
+                block = members[first : first + BLOCK]
+                for i, found in zip(block, self._block([candidates[i] for i in block])):
+                    out[i] = found
+        self.num_evaluated += len(candidates)
+        self.cpu_s += process_time() - began
+        return [found for found in out if found is not None]
+
+    def cost(self, split: Split, partition: tuple[int, ...]) -> StageCost:
+        """Stage times of a split."""
+        key = (split, partition)
+        if key not in self.costs:
+            self.costs[key] = stage_cost(placed(self.scenario, split, partition))
+        return self.costs[key]
+
+    def pool(self, split: Split, partition: tuple[int, ...]) -> int:
+        """Tokens of KV that a split holds."""
+        key = (split, partition)
+        if key not in self.pools:
+            self.pools[key] = pool_tokens(self.scenario, split, partition)
+        return self.pools[key]
+
+    def predictor(self, c: Candidate) -> ChunkPredictor | None:
+        """SGLang's predictor after profiling this configuration; None for fixed chunks."""
+        if not c.is_dynamic:
+            return None
+        key = (c.split, c.layer_partition, c.chunked_prefill_size)
+        if key not in self.fits:
+            lengths = profile_lengths(c.chunked_prefill_size)
+            arrays = array_cost([self.cost(c.split, c.layer_partition)])
+            tokens = np.array(lengths, dtype=np.float64)
+            features = arrays.piece(np.zeros_like(tokens), tokens, np.ones(len(tokens), dtype=np.bool_))
+            self.fits[key] = fit_profile(lengths, [float(t) for t in arrays.stage_ns(features)[0] / NS_PER_MS])
+        limits = self.scenario.scheduler
+        return ChunkPredictor.from_fit(
+            self.fits[key],
+            c.chunked_prefill_size,
+            page_size=limits.page_size,
+            context_length=limits.context_length,
+            max_prefill_tokens=limits.max_prefill_tokens,
+            smooth_factor=c.smooth_factor,
+        )
+
+    def _block(self, candidates: Sequence[Candidate]) -> list[Figures]:
+        first = candidates[0]
+        places = [(c.split, c.layer_partition) for c in candidates]
+        known = {place: i for i, place in enumerate(dict.fromkeys(places))}
+        index = np.array([known[place] for place in places], dtype=np.int64)
+        cost = array_cost([self.cost(*place) for place in known]).take(index)
+        rule = ChunkRule.of([self.predictor(c) for c in candidates], [c.chunked_prefill_size for c in candidates])
+        lengths, arrivals = (np.array(v, dtype=np.float64) for v in (self.probe.prompts, self.probe.arrivals_ns))
+        feed = PromptFeed(cost, rule, self._limits(candidates), lengths, arrivals)
+        around = surroundings(self.scenario)
+        result = StreamLoop(feed, around, first.split.pp_size, first.pp_async_batch_depth).run()
+        return [
+            Figures(float(ttft) / NS_PER_S, self.probe.num_tokens * NS_PER_S / float(span), float(bubble))
+            for ttft, span, bubble in zip(result.mean_ttft_ns, result.makespan_ns, result.bubble_ratio)
+        ]
+
+    def _limits(self, candidates: Sequence[Candidate]) -> Limits:
+        s = self.scenario.scheduler
+        pieces, pools = [], []
+        for c in candidates:
+            in_slot = s.pp_max_micro_batch_size or max(s.max_running_requests // c.split.pp_size, 1)
+            pieces.append(min(in_slot, s.prefill_max_requests or in_slot))
+            pools.append(self.pool(c.split, c.layer_partition) // s.page_size * s.page_size)
+        many = (np.array(values, dtype=np.float64) for values in (pieces, pools))
+        return Limits(float(s.page_size), float(s.max_prefill_tokens), float(s.max_running_requests), *many)
+
+
+def surroundings(s: Scenario) -> Surroundings:
+    """Hosts and links of a scenario in the units of the fast path."""
+    links, host = s.links, s.host
+    control_us = links.latency_us if links.control_latency_us is None else links.control_latency_us
+    return Surroundings(
+        schedule_ns=float(round(host.schedule_us * NS_PER_US)),
+        process_ns=float(round(host.process_us * NS_PER_US)),
+        latency_ns=float(round(links.latency_us * NS_PER_US)),
+        control_latency_ns=float(round(control_us * NS_PER_US)),
+        byte_ns=1.0 / links.bandwidth_gb_per_s if links.bandwidth_gb_per_s else 0.0,
+        hidden_bytes=hidden_bytes_per_token(s),
+        poll_ns=float(round(host.idle_poll_us * NS_PER_US)),
+        commit=links.commit,
+        after_harvest=s.scheduler.hidden_send == "after_harvest",
+        comm_overlap=s.cluster.comm_overlap,
+        free_empty_visit=host.free_empty_visit,
+    )
+
+
+def not_in_fast_path(s: Scenario) -> tuple[str, ...]:
+    """Keys of the scenario that the fast path leaves out; the event simulation has them."""
+    found = {
+        "links.send": s.links.send != "eager",
+        "links.jitter_us": s.links.jitter_us > 0,
+        "links.order": s.links.order == "none",
+        "links.latency_on_stream": s.links.latency_on_stream and s.links.latency_us > 0,
+        "host.stage_jitter_percent": s.host.stage_jitter_percent > 0,
+        "scheduler.skip_pure_chunked_output_comm": s.scheduler.skip_pure_chunked_output_comm,
+        "scheduler.max_consecutive_chunks": s.scheduler.max_consecutive_chunks > 0,
+        "scheduler.reserve_decode": s.scheduler.reserve_decode != "slot",
+    }
+    return tuple(key for key, matters in found.items() if matters)

@@ -1,0 +1,29 @@
+"""A configuration in the event simulation, with the real scheduler: the judge of the fast path."""
+
+from __future__ import annotations
+
+from ppsim.errors import PpsimError
+from ppsim.plan.candidate import Candidate, with_candidate, with_probe
+from ppsim.plan.evaluate import Figures
+from ppsim.plan.probe import Probe
+from ppsim.recording.summary import summarize
+from ppsim.scenario.check import check_scenario
+from ppsim.scenario.tree import Scenario
+from ppsim.world import simulate
+
+
+def rerun(s: Scenario, candidate: Candidate, probe: Probe, pool_tokens: int) -> Figures:
+    """Figures of one simulated run. Raises PpsimError if the run does not pass."""
+    scenario = with_probe(with_candidate(s, candidate, pool_tokens), probe)
+    check_scenario(scenario)
+    return figures_of(scenario)
+
+
+def figures_of(scenario: Scenario) -> Figures:
+    """Simulate, and read the summary. Raises PpsimError if the run does not pass."""
+    result = simulate(scenario)
+    if result.verdict.kind != "pass":
+        raise PpsimError(f"{scenario.name}: the event simulation does not pass: {result.verdict.message}")
+    summary = summarize(result.recording, result.verdict)
+    ttft = summary["ttft_s"]["mean"]
+    return Figures(float(ttft), float(summary["input_tokens_per_s"]), float(summary["bubble_ratio"]))

@@ -1,0 +1,114 @@
+"""``ppsim tune``: search, judge the best by the event simulation, and say what it rests on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ppsim.plan import around
+from ppsim.plan.candidate import Candidate, with_candidate
+from ppsim.plan.evaluate import Figures, not_in_fast_path
+from ppsim.plan.feasible import pool_tokens
+from ppsim.plan.probe import NUM_REQUESTS, probe_of
+from ppsim.plan.rerun import rerun
+from ppsim.plan.search import Progress, Search
+from ppsim.plan.tuning import Row, Tuning, score_of
+from ppsim.scenario.tree import Scenario
+from ppsim.sglang.launch import to_launch_line
+
+NUM_RERUN = 2  # the winner and the runner-up
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked for. ``num_gpus`` None: as many as the scenario uses; ``max_cp`` 0: any."""
+
+    objective: str = "ttft"
+    num_gpus: int | None = None
+    rate_per_s: float | None = None
+    prompt: int | None = None
+    num_requests: int = NUM_REQUESTS
+    max_cp: int = 0
+
+
+def tune(s: Scenario, wish: Wish, progress: Progress | None = None) -> Tuning:
+    """Tune a scenario. Raises UsageError or ScenarioError for what cannot be, PpsimError if a simulated run fails."""
+    probe = probe_of(s, wish.objective, rate_per_s=wish.rate_per_s, prompt=wish.prompt, num_requests=wish.num_requests)
+    k = s.cluster
+    num_gpus = k.pp_size * k.tp_size * k.cp_size if wish.num_gpus is None else wish.num_gpus
+    search = Search(s, probe, num_gpus, wish.max_cp, progress)
+    search.require_any()
+    given = search.given()
+    search.joint()
+    own = given.split if given.figures is not None and given.split.num_gpus == num_gpus else None
+    path = search.path(own or search.best_by_split()[0][0])
+    found = Tuning(probe, num_gpus, given, search.table(), path)
+    judge(search, found)
+    winner = found.best.candidate
+    assert winner is not None
+    found.changes = around.changes(search, winner)
+    found.contests = around.contests(search, winner)
+    found.maps = around.maps(search, winner)
+    found.num_evaluated = search.fast.num_evaluated
+    found.configs_per_s = found.num_evaluated / max(search.fast.cpu_s, 1e-9)
+    found.notes = notes(s, found)
+    return found
+
+
+def judge(search: Search, found: Tuning) -> None:
+    """Run the first rows in the event simulation; where that leaves something to choose, it has the last word."""
+    first = [row for row in found.table[:NUM_RERUN] if row.candidate is not None]
+    pairs = [(row, simulated(search, row)) for row in first]
+    objective = search.probe.objective
+    pairs.sort(key=lambda pair: score_of(objective, pair[1]))  # stable: equals stay as they are
+    found.table[: len(pairs)] = [row for row, _ in pairs]
+    plain = found.best_without_cp
+    if plain is not None and plain not in found.table[: len(pairs)]:
+        pairs.append((plain, simulated(search, plain)))
+    found.simulated = [figures for _, figures in pairs]
+    found.launch_lines = [launch_line(search.scenario, row.candidate) for row, _ in pairs if row.candidate is not None]
+
+
+def simulated(search: Search, row: Row) -> Figures:
+    """A row in the event simulation."""
+    assert row.candidate is not None
+    pool = search.fast.pool(row.split, row.candidate.layer_partition)
+    return rerun(search.scenario, row.candidate, search.probe, pool)
+
+
+def tuned_scenario(s: Scenario, candidate: Candidate) -> Scenario:
+    """The scenario in a configuration, its workload kept. A pool that was set by hand stays if the memory holds it."""
+    given = s.scheduler.max_total_tokens
+    room = pool_tokens(s, candidate.split, candidate.layer_partition)
+    return with_candidate(s, candidate, given if isinstance(given, int) and given <= room else None)
+
+
+def launch_line(s: Scenario, candidate: Candidate) -> str:
+    """SGLang's command. It counts context-parallel ranks among the tensor-parallel ones."""
+    tuned, split = tuned_scenario(s, candidate), candidate.split
+    if split.cp_size == 1:
+        return to_launch_line(tuned)
+    wide = tuned.cluster.model_copy(update={"tp_size": split.tp_size * split.cp_size})
+    return f"{to_launch_line(tuned.model_copy(update={'cluster': wide}))} --attn-cp-size {split.cp_size}"
+
+
+def notes(s: Scenario, found: Tuning) -> list[str]:
+    """What the figures rest on and leave out, as sentences."""
+    out = []
+    best = found.best
+    if best.split.cp_size > 1:
+        out.append("cp is an estimate (ppsim/cost/context_parallel.py); SGLang has it for some models only")
+    if best.split.pp_size > 1 and not s.links.bandwidth_gb_per_s:
+        out.append("links.bandwidth_gb_per_s is 0: handing hidden states on costs no time")
+    if not s.host.schedule_us and not s.host.process_us:
+        out.append("host.schedule_us and host.process_us are 0: small chunks and many stages look better than they are")
+    if s.cost.tp_gb_per_s is not None:
+        out.append(f"cost.tp_gb_per_s = {s.cost.tp_gb_per_s:g} holds for every all-reduce, inside a node, too")
+    if s.disaggregation.role != "plain":
+        out.append(f"disaggregation.role is {s.disaggregation.role!r}: only prefill is tuned, as one plain pipeline")
+    if s.scheduler.chunk_planner != "sglang":
+        out.append("scheduler.chunk_planner is replaced by SGLang's own rule, the one that can be launched")
+    left_out = not_in_fast_path(s)
+    if left_out:
+        out.append(f"the search leaves out {', '.join(left_out)}; the event simulation of the best rows has them")
+    out.append("memory counts weights and cache; activations of large chunks are inside gpu.mem_fraction_static")
+    return out

@@ -1,0 +1,128 @@
+"""What the tuner hands back: rows of the table, the path it took, what each knob is worth, when dynamic chunks lose."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ppsim.plan.candidate import Candidate, Split
+from ppsim.plan.evaluate import Figures
+from ppsim.plan.probe import Probe
+
+Score = float
+"""Seconds to the first token, or seconds of the whole stream for each of its tokens: smaller is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A configuration with its figures, or a split that cannot run and why."""
+
+    split: Split
+    candidate: Candidate | None
+    figures: Figures | None
+    why_not: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A row of ``ppsim tune --json``."""
+        f, split = self.figures, self.split
+        no_config = {"pp_size": split.pp_size, "tp_size": split.tp_size, "cp_size": split.cp_size}
+        return {
+            "config": no_config if self.candidate is None else self.candidate.config(),
+            "ttft_s": None if f is None else f.ttft_s,
+            "input_tokens_per_s": None if f is None else f.input_tokens_per_s,
+            "bubble_ratio": None if f is None else f.bubble_ratio,
+            "feasible": f is not None,
+            "why_not": self.why_not or None,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A step of the tuning path: what was tried, what was best, and what it brought over the step before."""
+
+    name: str
+    candidate: Candidate
+    figures: Figures
+    num_tried: int
+    gain: float  # 0.03: three per cent better
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One knob of the winner moved by one step. ``cost``: 0.03 is three per cent worse; None: impossible."""
+
+    knob: str
+    candidate: Candidate | None
+    cost: float | None
+    why_not: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Contest:
+    """Dynamic against the best fixed chunks on one load; 0.03 is dynamic three per cent faster.
+
+    ``gain`` of the best dynamic setting; ``rule_gain`` of the one that is recommended before anything is tuned: three
+    times the best fixed size, smooth factor 0.75.
+    """
+
+    prompt: int
+    concurrency: int
+    fixed_chunk: int
+    dynamic_chunk: int
+    smooth_factor: float
+    gain: float
+    rule_chunk: int
+    rule_gain: float
+
+
+@dataclass(frozen=True, slots=True)
+class HeatMap:
+    """Scores over two knobs; None: impossible. ``best`` is (row, column)."""
+
+    title: str
+    row_name: str
+    column_name: str
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    values: tuple[tuple[float | None, ...], ...]
+    unit: str
+    lower_is_better: bool
+    best: tuple[int, int] | None = None
+
+
+@dataclass(slots=True)
+class Tuning:
+    """Everything that ``ppsim tune`` prints. ``table`` has the best first, impossible splits last."""
+
+    probe: Probe
+    num_gpus: int
+    given: Row
+    table: list[Row]
+    path: list[Step]
+    changes: list[Change] = field(default_factory=list)
+    contests: list[Contest] = field(default_factory=list)
+    maps: list[HeatMap] = field(default_factory=list)
+    simulated: list[Figures] = field(default_factory=list)  # of the first rows, by the event simulation
+    launch_lines: list[str] = field(default_factory=list)  # of the same rows
+    notes: list[str] = field(default_factory=list)
+    num_evaluated: int = 0
+    configs_per_s: float = 0.0  # on one core
+
+    @property
+    def best(self) -> Row:
+        return self.table[0]
+
+    @property
+    def best_without_cp(self) -> Row | None:
+        """The best row that does not rest on the estimate of context parallelism."""
+        return next((row for row in self.table if row.figures is not None and row.split.cp_size == 1), None)
+
+
+def score_of(objective: str, figures: Figures) -> Score:
+    """What is made small."""
+    return 1.0 / figures.input_tokens_per_s if objective == "throughput" else figures.ttft_s
+
+
+def gain_over(objective: str, new: Figures, old: Figures) -> float:
+    """How much faster ``new`` is: 0.03 is three per cent."""
+    return score_of(objective, old) / score_of(objective, new) - 1.0
