@@ -146,6 +146,17 @@ TWO_SIDES = {
     "host.schedule_us": 50.0,
 }
 FULL_DECODE = {**TWO_SIDES, "disaggregation.decode_max_total_tokens": 40, "workload.requests": requests(4, prompt=20)}
+TIERS = {
+    **PREFIXES,
+    "scheduler.max_total_tokens": 32,
+    "hicache.enabled": True,
+    "hicache.host_tokens": 256,
+    "hicache.device_host_gb_per_s": 10.0,
+    "workload.requests": [
+        {"rid": f"R{n}", "prompt": 20, "output": 2, "prefix_blocks": [n % 2, 7], "at_iteration": 20 * n}
+        for n in range(4)
+    ],
+}
 GRAMMAR = {**QUADRATIC, "workload.requests": requests(2, prompt=20, output=3, grammar="json")}
 ABORTS = {**QUADRATIC, "workload.aborts": [{"rid": "R2", "at_iteration": 3}]}
 
@@ -158,6 +169,13 @@ def one(**fields: Any) -> dict[str, Any]:
 def kv_fault(**fields: Any) -> dict[str, Any]:
     """Two sides, and one KV write that goes wrong."""
     return {**TWO_SIDES, "disaggregation.kv_faults": [{"rid": "R1", "rank": 0, **fields}]}
+
+
+def stored(**fields: Any) -> dict[str, Any]:
+    return {"hicache.storage_hits": [{"rid": "R0", "tokens": [16, 16], **fields}]}
+
+
+STORED = {**TIERS, "hicache.storage": True, "hicache.storage_gb_per_s": 1.0, **stored()}
 
 
 def listed(**fields: Any) -> dict[str, Any]:
@@ -466,6 +484,16 @@ KEYS: dict[str, Case] = {
     "disaggregation.kv_faults.rank": Case(kv_fault(), kv_fault(rank=1)),
     "disaggregation.kv_faults.nth": Case(kv_fault(), kv_fault(nth=9)),
     "disaggregation.kv_faults.what": Case(kv_fault(), kv_fault(what="lost")),
+    "hicache.enabled": Case(TIERS, {"hicache.enabled": False}),
+    "hicache.write_policy": Case(TIERS, {"hicache.write_policy": "write_back"}),
+    "hicache.host_tokens": Case(TIERS, {"hicache.host_tokens": 4}),
+    "hicache.host_gb": Case({**TIERS, "hicache.host_tokens": None, "hicache.host_gb": 1.0}, {"hicache.host_gb": 0.001}),
+    "hicache.device_host_gb_per_s": Case(TIERS, {"hicache.device_host_gb_per_s": 1.0}),
+    "hicache.storage": Case(TIERS | {"hicache.storage": True}, {"hicache.storage": False}),
+    "hicache.storage_gb_per_s": Case(STORED, {"hicache.storage_gb_per_s": 0.1}),
+    "hicache.storage_latency_us": Case(STORED, {"hicache.storage_latency_us": 5000.0}),
+    "hicache.storage_hits.rid": Case(STORED, stored(rid="R1")),
+    "hicache.storage_hits.tokens": Case(STORED, stored(tokens=[8, 8])),
     "observations.max_delay": Case(GRAMMAR, {"observations.max_delay": 9}),
     "observations.listed.what": Case(GRAMMAR | listed(), listed(what="transfer")),
     "observations.listed.rid": Case(GRAMMAR | listed(), listed(rid="R2")),
