@@ -22,6 +22,7 @@ from ppsim.cli import (
     listing,
     paper,
     plot,
+    questions,
     replay,
     run,
     show,
@@ -55,6 +56,7 @@ app.command("explore")(explore.explore)
 app.command("fit")(fit.fit)
 app.command("volumes")(volumes.volumes)
 app.command("paper")(paper.paper)
+app.command("questions")(questions.questions)
 app.command("chunks")(chunks.chunks)
 app.command("import", context_settings=import_.CONTEXT)(import_.import_)
 app.add_typer(listing.app, name="list")
