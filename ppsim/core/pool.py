@@ -16,14 +16,46 @@ from ppsim.core.agreed_call import agreed_call
 from ppsim.core.errors import PoolError
 
 
+class FreePages:
+    """The free list, oldest first. Pages that were never taken are a range and no list: a pool may have millions."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.new = range(1, num_pages + 1)  # never taken, ahead of all that came back
+        self.returned: deque[int] = deque()
+
+    def __len__(self) -> int:
+        return len(self.new) + len(self.returned)
+
+    def take(self, num_pages: int) -> list[int]:
+        """So many pages from the head; there must be enough."""
+        if num_pages == 0:
+            return []
+        pages = list(self.new[:num_pages])
+        self.new = self.new[num_pages:]
+        while len(pages) < num_pages:
+            pages.append(self.returned.popleft())
+        return pages
+
+    def append(self, page: int) -> None:
+        self.returned.append(page)
+
+    def pop(self) -> int:
+        """The last one."""
+        if self.returned:
+            return self.returned.pop()
+        page = self.new[-1]
+        self.new = self.new[:-1]
+        return page
+
+
 class Pool:
     """``num_tokens`` is rounded down to whole pages."""
 
     def __init__(self, num_tokens: int, page_size: int) -> None:
         self.page_size = page_size
         self.num_pages = num_tokens // page_size
-        self._free: deque[int] = deque(range(1, self.num_pages + 1))
-        self._refs = [0] * (self.num_pages + 1)
+        self._free = FreePages(self.num_pages)
+        self._refs: dict[int, int] = {}  # holders of every page that was ever taken
         self.on_free: Callable[[int], None] | None = None  # a world's check: told of every page that becomes free
 
     @property
@@ -40,7 +72,7 @@ class Pool:
 
     def refs(self, page: int) -> int:
         """Number of holders of a page."""
-        return self._refs[page]
+        return self._refs.get(page, 0)
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
@@ -51,7 +83,7 @@ class Pool:
         """Take pages from the head of the free list, one holder each. Raises PoolError if there are too few."""
         if num_pages > len(self._free):
             raise PoolError(f"{num_pages} pages asked for, {len(self._free)} of {self.num_pages} are free")
-        pages = [self._free.popleft() for _ in range(num_pages)]
+        pages = self._free.take(num_pages)
         for page in pages:
             self._refs[page] = 1
         return pages
@@ -60,7 +92,7 @@ class Pool:
     def share(self, pages: Iterable[int]) -> None:
         """One more holder for each page. Raises PoolError for a free page."""
         for page in pages:
-            if self._refs[page] == 0:
+            if not self._refs.get(page):
                 raise PoolError(f"page {page} is free and cannot be shared")
             self._refs[page] += 1
 
@@ -68,7 +100,7 @@ class Pool:
     def release(self, pages: Iterable[int]) -> None:
         """One holder less for each page. Raises PoolError for a page that is free already (freed twice)."""
         for page in pages:
-            refs = self._refs[page]
+            refs = self._refs.get(page, 0)
             if refs == 0:
                 raise PoolError(f"page {page} is freed twice")
             self._refs[page] = refs - 1
@@ -79,10 +111,10 @@ class Pool:
 
     def audit(self) -> str:
         """Empty if every page is either free once or held; otherwise what is wrong."""
-        free = sorted(self._free)
-        if len(set(free)) != len(free):
+        new, returned = self._free.new, set(self._free.returned)
+        if len(returned) != len(self._free.returned) or any(page in new for page in returned):
             return "a page is in the free list twice"
-        held = [page for page in range(1, self.num_pages + 1) if self._refs[page] > 0]
-        if sorted(free + held) != list(range(1, self.num_pages + 1)):
-            return f"{len(free)} free + {len(held)} held pages are not the {self.num_pages} of the pool"
+        held = [page for page, refs in self._refs.items() if refs > 0]
+        if len(self._free) + len(held) != self.num_pages or any(page in new or page in returned for page in held):
+            return f"{len(self._free)} free + {len(held)} held pages are not the {self.num_pages} of the pool"
         return ""

@@ -90,5 +90,5 @@ def test_the_audit_finds_a_lost_page_and_a_doubled_one() -> None:
     pool.alloc(1)
     pool._refs[1] = 0  # nobody holds it and it is not free
     assert "3 free + 0 held" in pool.audit()
-    pool._free += [2]
+    pool._free.append(2)
     assert pool.audit() == "a page is in the free list twice"
