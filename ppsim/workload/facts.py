@@ -17,6 +17,7 @@ from ppsim.workload.choices import Choices
 BEGINS = {"compile": "grammar", "bootstrap": "bootstrap", "handshake": "handshake"}
 ENDS = {"send_last": "transfer", "send_metadata": "receive"}
 ABORTS = ("abort_sender", "abort_receiver")
+FACTS_OF_A_TRANSFER = ("bootstrap", "handshake", "transfer", "receive", "abort")
 
 
 @dataclass(slots=True)
@@ -38,6 +39,9 @@ class Facts:
     def act(self, rank: int, iteration: int, what: str, rid: str) -> None:
         """A rank asked its surroundings for something."""
         kind = BEGINS.get(what) or ENDS.get(what)
+        if what in BEGINS:  # an id may come again: what was known of the request before it is forgotten
+            for old in FACTS_OF_A_TRANSFER:
+                self.known.pop((rank, old, rid), None)
         if kind is not None:
             self.known[rank, kind, rid] = self._fact(rank, iteration, kind, rid)
         elif what in ABORTS:
