@@ -44,6 +44,7 @@ class Write:
     computed_ns: int  # the forward pass that wrote the last of it has ended
     duration_ns: int
     token: int | None = None  # first output token: with the last write go the metadata
+    asked_ns: int = -1
     begin_ns: int = -1
     landed_ns: int = -1
     arrived: bool = False

@@ -183,6 +183,7 @@ class Transfers:
     def write_asked(self, at_ns: int, write: Write) -> None:
         """The prefill rank wants KV sent. What comes after the sender gave up is dropped."""
         sender = self.sender(write.rank, write.room)
+        write.asked_ns = at_ns
         if sender.gave_up or sender.is_terminal or sender.is_silent:
             write.progress = Progress.OVER
             return
