@@ -15,6 +15,7 @@ from ppsim.core.messages import AbortReq, NewRequest
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import Slot
 from ppsim.errors import ScenarioError
+from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import validate
 from tests.interactions.experiment import Arrival, Experiment, request, sampled
 from tests.interactions.one_rank import OneRank, Visit
@@ -195,7 +196,7 @@ def test_b90_a_request_comes_back_only_when_its_whole_context_fits() -> None:
 @pytest.mark.parametrize(("page", "chunk"), [(256, 100), (16, 24), (16, 8)])
 def test_b95_a_chunk_that_is_no_whole_number_of_pages_is_refused_at_the_start(page: int, chunk: int) -> None:
     with pytest.raises(ScenarioError, match=f"{chunk} is not a multiple of scheduler.page_size {page}"):
-        validate({"scheduler": {"page_size": page, "chunked_prefill_size": chunk}})
+        check_scenario(validate({"scheduler": {"page_size": page, "chunked_prefill_size": chunk}}))
 
 
 def test_b95_without_that_refusal_a_chunk_below_a_page_would_wait_for_ever() -> None:
