@@ -374,4 +374,4 @@ class Transfers:
             return 0
         layers = partition_of(s)[rank // self.peers.width]
         num_bytes = num_tokens * layers * kv_bytes_per_token_and_layer(s) // s.cluster.tp_size
-        return -(-num_bytes * 1000 // max(1, round(rate * 1000)))
+        return -(-num_bytes * 1_000_000 // max(1, round(rate * 1_000_000)))
