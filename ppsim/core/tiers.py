@@ -42,10 +42,15 @@ def exchange(rank: Rank, tiers: HiRadixCache) -> Effects[Counts]:
         counts = yield from _stage_counts(rank, tiers)
     else:
         counts = yield from _take(rank, rank.link.prev, Lane.HICACHE)
+    yield from hand_down(rank, counts)
+    return counts
+
+
+def hand_down(rank: Rank, counts: Counts) -> Effects[None]:
+    """Pass the counts of this iteration on to the next stage."""
     if not rank.config.is_last:
         yield from commit_all(rank.side_work.setdefault(Lane.HICACHE, []))
         yield from _send(rank, rank.link.next, Lane.HICACHE, counts)
-    return counts
 
 
 def wait_for_own(rank: Rank, tiers: HiRadixCache, counts: Counts) -> Effects[None]:

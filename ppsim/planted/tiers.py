@@ -7,7 +7,7 @@ from ppsim.core.hicache import HiRadixCache
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import Plan
 from ppsim.core.rank import Rank
-from ppsim.core.tiers import agree_tiers, exchange, finished_here, take_in
+from ppsim.core.tiers import agree_tiers, exchange, finished_here, hand_down, take_in
 from ppsim.planted.plans import instead
 from ppsim.planted.registry import planted
 
@@ -69,7 +69,7 @@ class OwnStorageReadiness(Hooks):
 
 @planted("silent_without_acks", breaks="INV-40", profile="hicache", source="bugs.md B24")
 class SilentWithoutAcks(Hooks):
-    """Who has seen no copy end skips the exchange of this iteration; the others wait for its word."""
+    """A replica of the first stage that has seen no copy end skips its stage's exchange; the others wait for its word."""
 
     def plan(self, steps: Plan) -> Plan:
         right = agree_tiers
@@ -78,7 +78,8 @@ class SilentWithoutAcks(Hooks):
             tiers = rank.scheduler.kv.tiers
             if tiers is None or not tiers.outstanding:
                 return
-            if not any((yield from finished_here(rank, tiers))) and not tiers.fetches:
+            if rank.config.is_first and not tiers.fetches and not any((yield from finished_here(rank, tiers))):
+                yield from hand_down(rank, (0, 0))
                 return
             yield from right(rank)
 
