@@ -256,7 +256,7 @@ def patience(raw: dict[str, Any]) -> int:
     """Iterations that a request may stand still: all others may have to run to their end first, one after the other.
 
     Each takes its chunks and a round of L visits for each token; a retraction may repeat all of it. What a rank sees
-    late comes within 20 iterations, and a vote takes two rounds. Copies between tiers may hold a prompt.
+    late comes within 20 iterations, and a vote takes two rounds. Copies between cache tiers may hold a prompt up.
     """
     num_slots = int(raw["cluster"]["pp_size"] + raw["cluster"]["pp_async_batch_depth"])
     chunk = raw["scheduler"]["chunked_prefill_size"]

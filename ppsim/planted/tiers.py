@@ -69,7 +69,7 @@ class OwnStorageReadiness(Hooks):
 
 @planted("silent_without_acks", breaks="INV-40", profile="hicache", source="bugs.md B24")
 class SilentWithoutAcks(Hooks):
-    """A replica of the first stage that has seen no copy end skips its stage's exchange; the others wait for its word."""
+    """A replica of the first stage that has seen no copy end skips the exchange; the others wait for its word."""
 
     def plan(self, steps: Plan) -> Plan:
         right = agree_tiers
