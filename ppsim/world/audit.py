@@ -68,7 +68,7 @@ class Audit:
         self.compare("limits", r, i, limits(scheduler, i))
         if config.role == "plain" and r.rank.link.inbox_size:
             self.fail("INV-36", r, f"{r.rank.link.inbox_size} messages are parked in the inbox")
-        limit = max(1, config.pp_async_batch_depth)
+        limit = config.pp_async_batch_depth
         if len(r.rank.last_rank_comm_queue) > limit:
             self.fail(
                 "INV-35", r, f"{len(r.rank.last_rank_comm_queue)} unreleased outputs, at most {limit} are possible"

@@ -1,0 +1,130 @@
+"""Bugs of KV and buffers: freed too early, twice, or never. bugs.md, class KV lifetime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ppsim.core.batch import Mode
+from ppsim.core.effects import Effects, Reply, drop
+from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Plan
+from ppsim.core.messages import FlushCache
+from ppsim.core.pd_prefill import PrefillRole
+from ppsim.core.phases import commit_hidden
+from ppsim.core.rank import Rank
+from ppsim.core.request import Request, State
+from ppsim.planted.plans import behind, does, instead, replaced
+from ppsim.planted.registry import planted
+
+
+@planted("freed_at_first_harvest", breaks="INV-64", profile="abort", source="bugs.md B35")
+class FreedAtFirstHarvest(Hooks):
+    """An aborted prompt gives its KV back at the next harvest, although later chunks of it are still in flight."""
+
+    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
+        super().__init__(pp_rank, tp_rank)
+        self.in_flight: dict[str, int] = {}
+
+    def may_end_now(self, request: Request) -> bool:
+        before = self.in_flight.setdefault(request.rid, request.num_inflight)
+        return request.num_inflight < before or request.num_inflight == 0
+
+
+@planted("ends_twice", breaks="INV-23", profile="pd", source="bugs.md B37")
+class EndsTwice(Hooks):
+    """An aborted request whose record is kept for its transfer goes through the release of pages twice."""
+
+    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
+        super().__init__(pp_rank, tp_rank)
+        self.freed: list[str] = []
+
+    def plan(self, steps: Plan) -> Plan:
+        def free(rank: Rank) -> None:
+            role = rank.scheduler.role
+            for request in role.inflight if isinstance(role, PrefillRole) else ():
+                if request.to_abort and request.rid not in self.freed:
+                    self.freed.append(request.rid)
+                    rank.scheduler.kv.pool.release(request.pages)
+
+        return behind(steps, "absorb_outputs", does(free))
+
+
+@planted("flush_beside_launched", breaks="I20", profile="abort", source="bugs.md B45")
+class FlushBesideLaunched(Hooks):
+    """The idle test looks at queues, running sets and the chunked prompt, not at batches in flight."""
+
+    def plan(self, steps: Plan) -> Plan:
+        def install(rank: Rank) -> None:
+            if rank.iteration:
+                return
+            scheduler = rank.scheduler
+
+            def flush(old: Callable[[FlushCache], None], item: FlushCache) -> None:
+                waiting = scheduler.waiting or scheduler.grammar_queue or scheduler.chunked is not None
+                running = any(slot.running or slot.last_batch for slot in scheduler.slots.slots)
+                if waiting or running or scheduler.kv.tree.protected_tokens:
+                    old(item)
+                    return
+                scheduler.kv.tree.reset()
+                scheduler.outbox.append(Reply(item.rid, "finished", reason="flushed"))
+
+            replaced(scheduler, "_flush", flush)
+
+        return (does(install), *steps)
+
+
+@planted("aborted_chunk_leaks", breaks="INV-23", profile="abort", source="bugs.md B46")
+class AbortedChunkLeaks(Hooks):
+    """The pages of the chunk that was launched last are forgotten when its prompt is aborted."""
+
+    def may_end_now(self, request: Request) -> bool:
+        ends = super().may_end_now(request)
+        if ends and request.state is State.PREFILL and request.cached_len:
+            page_size = -(-request.kv_len // len(request.pages))
+            del request.pages[request.cached_len // page_size :]
+        return ends
+
+
+@planted("retraction_without_effect", breaks="I10", profile="retraction", source="bugs.md B48")
+class RetractionWithoutEffect(Hooks):
+    """A retracted request is taken out of the batch, and keeps its KV."""
+
+    def frees_retracted(self, request: Request) -> bool:
+        return False
+
+
+@planted("skipped_step_keeps_growth", breaks="I10", profile="plain", source="bugs.md B52")
+class SkippedStepKeepsGrowth(Hooks):
+    """A decode step is skipped while every other slot is empty, on all ranks; the KV it was given is not taken back."""
+
+    def plan(self, steps: Plan) -> Plan:
+        return behind(steps, "schedule", does(skip_lonely_decode))
+
+
+def skip_lonely_decode(rank: Rank) -> None:
+    slots = rank.scheduler.slots
+    slot = slots.current(rank.iteration)
+    lonely = not any(other.running or other.in_flight for other in slots.slots if other is not slot)
+    if rank.batch is None or not lonely or rank.batch.forward.mode is not Mode.DECODE:
+        return
+    for request in rank.batch.requests:
+        request.num_inflight -= 1
+    rank.batch = slot.launched = None
+    slot.in_flight = False
+
+
+@planted("hidden_given_up_when_deep", breaks="INV-38", profile="plain", source="bugs.md B53")
+class HiddenGivenUpWhenDeep(Hooks):
+    """With an asynchronous depth above 1 hidden states are given up while they are still read."""
+
+    def plan(self, steps: Plan) -> Plan:
+        return instead(steps, "commit_hidden", give_up_when_deep)
+
+
+def give_up_when_deep(rank: Rank) -> Effects[None]:
+    if rank.config.pp_async_batch_depth < 2:
+        yield from commit_hidden(rank)
+        return
+    for work in rank.send_proxy_work:
+        yield from drop(work)
+    rank.send_proxy_work.clear()

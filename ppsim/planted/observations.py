@@ -1,0 +1,160 @@
+"""Bugs of what a rank sees alone and acts on without the others: bugs.md, classes divergence and consensus."""
+
+from __future__ import annotations
+
+from ppsim.core.agreed import Agreed
+from ppsim.core.consensus import Rids
+from ppsim.core.effects import Effects, observe
+from ppsim.core.hooks import Hooks
+from ppsim.core.leader import FAILED, READY
+from ppsim.core.loop import Plan
+from ppsim.core.messages import Lane, Side, Verdict
+from ppsim.core.pd_phases import TERMINAL, poll
+from ppsim.core.pd_prefill import PrefillRole
+from ppsim.core.rank import Rank
+from ppsim.planted.plans import before, does, instead
+from ppsim.planted.registry import planted
+
+
+@planted("grammar_by_own_view", breaks="INV-47", profile="grammar", source="bugs.md B01")
+class GrammarByOwnView(Hooks):
+    """Every rank takes a request off the grammar queue when its own compile is done."""
+
+    def plan(self, steps: Plan) -> Plan:
+        return instead(steps, "agree_grammar", own_grammars)
+
+
+def own_grammars(rank: Rank) -> Effects[None]:
+    queue = tuple(r.rid for r in rank.scheduler.grammar_queue)
+    if queue:
+        states = (yield from observe("grammar", queue, rank.iteration)).value
+        ready, failed = (
+            tuple(rid for rid, state in zip(queue, states, strict=True) if state == what) for what in (READY, FAILED)
+        )
+        rank.scheduler.resolve_grammar(Agreed(ready, "nobody else"), Agreed(failed, "nobody else"))
+
+
+@planted("release_at_own_transfer", breaks="INV-47", profile="pd", source="bugs.md B15, B85")
+class ReleaseAtOwnTransfer(Hooks):
+    """A prefill rank gives the KV of a request back as soon as its own transfer is over."""
+
+    def plan(self, steps: Plan) -> Plan:
+        return before(steps, "schedule", own_releases)
+
+
+def own_releases(rank: Rank) -> Effects[None]:
+    role = rank.scheduler.role
+    if isinstance(role, PrefillRole):
+        good, bad = yield from poll(rank, "sender", role.inflight, TERMINAL)
+        role.apply_release(Agreed(good, "nobody else"), Agreed(bad, "nobody else"))
+
+
+@planted("last_view_counts", breaks="INV-52", profile="pd", source="bugs.md B59")
+class LastViewCounts(Hooks):
+    """The reports of earlier stages are dropped: what the last rank sees goes for all."""
+
+    def combine_good(self, upstream: Rids, local: Rids) -> Rids:
+        return local
+
+
+@planted("own_failures_win", breaks="INV-48", profile="pd", source="bugs.md B75")
+class OwnFailuresWin(Hooks):
+    """A rank that sees other failures than the conclusion names goes by its own when it applies the bootstrap."""
+
+    def plan(self, steps: Plan) -> Plan:
+        def overrule(rank: Rank) -> None:
+            verdict = rank.due.get("bootstrap")
+            if verdict is None:
+                return
+            bad = rank.first_pass.get("bootstrap", ((), ()))[1]
+            good = tuple(rid for rid in verdict.good if rid not in bad)
+            told = (verdict.sender, verdict.iteration, verdict.slot, verdict.name, verdict.number)
+            rank.due["bootstrap"] = Verdict(*told, good, bad)
+
+        return before(steps, "apply_bootstrap", does(overrule))
+
+
+@planted("release_waits_for_own_poll", breaks="INV-47", profile="pd", source="bugs.md B80")
+class ReleaseWaitsForOwnPoll(Hooks):
+    """Release is concluded from the first rank's view, and a rank whose own transfer is not over keeps the request.
+
+    Nothing crashes: what was not over here is looked at again in each iteration, and given back when it is.
+    """
+
+    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
+        super().__init__(pp_rank, tp_rank)
+        self.late: list[str] = []
+
+    def combine_good(self, upstream: Rids, local: Rids) -> Rids:
+        return upstream
+
+    def plan(self, steps: Plan) -> Plan:
+        return before(steps, "apply_release", self.keep_what_is_not_over)
+
+    def keep_what_is_not_over(self, rank: Rank) -> Effects[None]:
+        verdict, role = rank.due.get("release"), rank.scheduler.role
+        assert isinstance(role, PrefillRole)
+        if verdict is None:
+            return
+        self.late += [rid for rid in verdict.good if rid not in self.late]
+        queue = [request for request in role.inflight if request.rid in self.late]
+        over, _ = yield from poll(rank, "sender", queue, TERMINAL)
+        self.late = [request.rid for request in queue if request.rid not in over]
+        told = (verdict.sender, verdict.iteration, verdict.slot, verdict.name, verdict.number)
+        rank.due["release"] = Verdict(*told, over, verdict.bad)
+
+
+@planted("limits_off_in_pd", breaks="I14", profile="pd", source="bugs.md B74")
+class LimitsOffInPd(Hooks):
+    """The loops of disaggregation never come to the scan for expired requests."""
+
+    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
+        super().__init__(pp_rank, tp_rank)
+        self.has_votes = False
+
+    def plan(self, steps: Plan) -> Plan:
+        self.has_votes = any(phase.__name__.startswith("first_pass_") for phase in steps)
+        return steps
+
+    def watches_timeouts(self, is_leader_of_all: bool) -> bool:
+        return is_leader_of_all and not self.has_votes
+
+
+@planted("empty_vote_left_out", breaks="INV-40", profile="pd", source="bugs.md B24")
+class EmptyVoteLeftOut(Hooks):
+    """A tensor-parallel rank that has nothing to report does not join the reduction inside its stage."""
+
+    def takes_part(self, vote: str, good: Rids, bad: Rids) -> bool:
+        return self.tp_rank == 0 or bool(good or bad)
+
+
+@planted("vote_behind_a_local_test", breaks="INV-31", profile="pd", source="bugs.md B26")
+class VoteBehindALocalTest(Hooks):
+    """A stage takes part in the release vote only if it sees a transfer that is over."""
+
+    def takes_part(self, vote: str, good: Rids, bad: Rids) -> bool:
+        return vote != "release" or self.tp_rank > 0 or bool(good or bad)
+
+
+@planted("barrier_in_each_iteration", breaks="I18", profile="pd", source="bugs.md B83")
+class BarrierInEachIteration(Hooks):
+    """Every status poll is a collective: in each iteration all stages wait until the last one has come there."""
+
+    def plan(self, steps: Plan) -> Plan:
+        return before(steps, "schedule", barrier)
+
+
+def barrier(rank: Rank) -> Effects[None]:
+    """Up to the last stage and all the way back, before anybody goes on."""
+    link, config = rank.link, rank.config
+    if not link.is_leader or config.pp_size == 1:
+        return
+    word = Side(link.rank_id, Lane.HICACHE, rank.iteration, rank.slot)
+    works = rank.side_work.setdefault(Lane.HICACHE, [])
+    if not config.is_first:
+        yield from link.receive(Side, link.prev, Lane.HICACHE, rank.iteration, rank.slot)
+    works.append((yield from link.send(link.next, word)))
+    yield from link.receive(Side, link.prev, Lane.HICACHE, rank.iteration, rank.slot)
+    if config.pp_rank < config.pp_size - 2:
+        works.append((yield from link.send(link.next, word)))
+
