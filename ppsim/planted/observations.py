@@ -154,6 +154,8 @@ def barrier(rank: Rank) -> Effects[None]:
     if not config.is_first:
         yield from link.receive(Side, link.prev, Lane.HICACHE, rank.iteration, rank.slot)
     works.append((yield from link.send(link.next, word)))
+    if config.is_last:
+        return
     yield from link.receive(Side, link.prev, Lane.HICACHE, rank.iteration, rank.slot)
     if config.pp_rank < config.pp_size - 2:
         works.append((yield from link.send(link.next, word)))
