@@ -149,6 +149,24 @@ class Hooks:
         """How old the view of a peer's statuses is. World: one first-in-first-out stream, so always the same lag."""
         return lag_ns
 
+    # --- between two pipelines: asked of the first rank's hooks, for the whole world ------------------------------
+
+    def write_begins_ns(self, computed_ns: int) -> int:
+        """Earliest instant at which KV is sent: the end of the forward pass that computed it (bugs.md B34)."""
+        return computed_ns
+
+    def transfer_drains(self) -> bool:
+        """Whether a transfer that was given up has ended only when nothing is under way any more (bugs.md B33)."""
+        return True
+
+    def tells_peer(self, what: str) -> bool:
+        """Whether the other side hears that this one "failed", "refused" or wants to "stop" (bugs.md B40, B71, B84)."""
+        return True
+
+    def lease_ends(self) -> bool:
+        """Whether one that waits for a word of a silent peer gives up at last (bugs.md B38)."""
+        return True
+
     # --- abort -----------------------------------------------------------------------------------------------
 
     def reaches(self, scheduler: Intake, request: Request) -> bool:

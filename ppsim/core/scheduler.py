@@ -109,7 +109,7 @@ class Scheduler(Intake):
             self.num_parked_chunks += 1
             return None  # parked: others must not take the memory that it waits for (bugs.md B100)
         elif not only_chunk:
-            self.num_chunks += self.chunked is not None
+            self.num_chunks += self.chunked is not None and bool(self.waiting)
             self.admit_waiting(slot, adder)
         if self.chunked is not None and adder.cut_by_memory:
             self.note("chunk cut by memory")

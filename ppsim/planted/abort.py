@@ -8,7 +8,7 @@ from ppsim.core.request import Request
 from ppsim.planted.registry import planted
 
 
-@planted("free_at_abort", breaks="INV-59", profile="abort", source="bugs.md B35, B37")
+@planted("free_at_abort", breaks="INV-59", profile="abort", source="bugs.md B68")
 class FreeAtAbort(Hooks):
     """An aborted request gives its KV back at once, although a launched batch still contains it."""
 

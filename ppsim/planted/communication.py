@@ -135,7 +135,7 @@ class CommitAfterLaunch(Hooks):
         return moved_behind(steps, "commit_hidden", "launch_batch")
 
 
-@planted("all_send_first", breaks="INV-40", profile="blocking", source="protocol.md 1.9, 3.4")
+@planted("all_send_first", breaks="INV-40", profile="blocking", source="protocol.md 1.9, 3.4, bugs.md B18")
 class AllSendFirst(Hooks):
     """Every rank sends its output before it receives one, on links that block until a send is taken."""
 

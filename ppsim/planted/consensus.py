@@ -77,7 +77,7 @@ class AbortedEntryStays(Hooks):
         return super().may_end_now(request) and not (self.pp_rank and request.state is State.PREALLOC)
 
 
-@planted("only_the_first_view_counts", breaks="INV-52", profile="pd", source="bugs.md I4")
+@planted("only_the_first_view_counts", breaks="INV-52", profile="pd", source="bugs.md I4, B79")
 class OnlyTheFirstViewCounts(Hooks):
     """Good sets are not intersected: what the first rank sees goes for all."""
 

@@ -86,4 +86,3 @@ class CancelledOutputNotReceived(Hooks):
 
     def awaits_output(self, rank: Rank, batch: LaunchedBatch) -> bool:
         return not rank.config.is_first or not all(request.to_abort for request in batch.requests)
-

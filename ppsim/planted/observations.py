@@ -136,7 +136,7 @@ class VoteBehindALocalTest(Hooks):
         return vote != "release" or self.tp_rank > 0 or bool(good or bad)
 
 
-@planted("barrier_in_each_iteration", breaks="I18", profile="pd", source="bugs.md B83")
+@planted("barrier_in_each_iteration", breaks="I18", profile="plain", source="bugs.md B83")
 class BarrierInEachIteration(Hooks):
     """Every status poll is a collective: in each iteration all stages wait until the last one has come there."""
 
@@ -159,4 +159,3 @@ def barrier(rank: Rank) -> Effects[None]:
     yield from link.receive(Side, link.prev, Lane.HICACHE, rank.iteration, rank.slot)
     if config.pp_rank < config.pp_size - 2:
         works.append((yield from link.send(link.next, word)))
-

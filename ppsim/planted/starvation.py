@@ -80,4 +80,3 @@ class SilentRank(Hooks):
 def stop_at_50(rank: Rank) -> Effects[None]:
     if rank.iteration == 50 and rank.config.pp_rank == max(rank.config.pp_size - 2, 0):
         yield from recv(rank.link.rank_id, Lane.HICACHE)
-

@@ -59,7 +59,7 @@ def simulate_pair(
 ) -> SimulationResult:
     """Run both sides to their end. The result is the decode side's; ``setting.peer`` is the prefill side."""
     env = ChoosingEnvironment(choices)
-    sides = build(env, scenario, progress, choices, hooks, tokens, rules or TransferRules())
+    sides = build(env, scenario, progress, choices, hooks, tokens, rules or TransferRules(hooks(0, 0)))
     for side in SIDES:
         for simulated in sides.of(side).ranks:
             env.process(simulated.run())
@@ -159,7 +159,8 @@ def asleep(setting: Setting) -> Verdict | None:
     rank = first.rank
     what = f"{len(rank.scheduler.requests)} requests wait for something that will never happen"
     lines = [f"{what} (nothing is launched, sent or due any more):", *(f"  {q}" for q in queue_lines(rank.scheduler))]
-    return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), None, 0, rank.iteration, rank.slot, None)
+    rid = next(iter(rank.scheduler.requests), None)
+    return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), "I15", 0, rank.iteration, rank.slot, rid)
 
 
 def finish(sides: Sides) -> None:

@@ -24,6 +24,7 @@ from simpy import Environment
 
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
+from ppsim.core.hooks import Hooks
 from ppsim.scenario.layers import partition_of
 from ppsim.scenario.rank import kv_bytes_per_token_and_layer
 from ppsim.scenario.tree import KvFault, Scenario
@@ -38,19 +39,26 @@ Happening: TypeAlias = tuple[int, int, int, int, Callable[..., None], tuple[Any,
 
 
 class TransferRules:
-    """The documented places where a planted bug may step in. The methods are the right rules."""
+    """The places where a planted bug may step in: the hooks of the first rank, which are the right rules by default."""
+
+    def __init__(self, hooks: Hooks | None = None) -> None:
+        self.hooks = hooks or Hooks()
 
     def begins_after_ns(self, write: Write) -> int:
         """A write may begin from this instant on: when its forward pass has ended."""
-        return write.computed_ns
+        return self.hooks.write_begins_ns(write.computed_ns)
 
     def drains(self) -> bool:
         """Whether one that gave up waits until nothing is under way."""
-        return True
+        return self.hooks.transfer_drains()
 
     def tells_peer(self, what: str) -> bool:
         """Whether the other side hears that this one "failed", "refused" or wants to "stop"."""
-        return True
+        return self.hooks.tells_peer(what)
+
+    def lease_ends(self) -> bool:
+        """Whether one that waits for the word of a silent peer gives up at last."""
+        return self.hooks.lease_ends()
 
 
 @dataclass(slots=True)
@@ -350,6 +358,8 @@ class Transfers:
 
     def _lease_ends(self, at_ns: int, receiver: Receiver) -> None:
         """No word for too long: a sender that lives would have stopped by now."""
+        if not self.rules.lease_ends():
+            return
         if receiver.status is not None and self._change(DECODE, receiver, KVPoll.FAILED, at_ns):
             self.num_expired_leases += 1
 

@@ -1,0 +1,85 @@
+"""Bugs between the two pipelines of disaggregation: bugs.md, classes KV lifetime, abort and consensus."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Plan
+from ppsim.core.pd_decode import DecodeRole
+from ppsim.core.pd_prefill import PrefillRole
+from ppsim.core.rank import Rank
+from ppsim.core.request import Request, State
+from ppsim.planted.plans import behind, does, replaced
+from ppsim.planted.registry import planted
+
+
+@planted("freed_while_being_written", breaks="INV-52", profile="pair", source="bugs.md B33")
+class FreedWhileBeingWritten(Hooks):
+    """An abort on the decode side frees the pages at once, while senders still write to them."""
+
+    def plan(self, steps: Plan) -> Plan:
+        def install(rank: Rank) -> None:
+            role = rank.scheduler.role
+            if rank.iteration or not isinstance(role, DecodeRole):
+                return
+
+            def drains(old: Callable[[Request], bool], request: Request) -> bool:
+                waits = old(request)
+                if request.state is State.TRANSFER:
+                    role.transfer.remove(request)
+                    return False
+                return waits
+
+            replaced(role, "drains", drains)
+
+        return (does(install), *steps)
+
+
+@planted("sent_at_launch", breaks="I9", profile="pair", source="bugs.md B34")
+class SentAtLaunch(Hooks):
+    """KV of a chunk is sent as soon as the next one is scheduled, whether its own forward pass has ended or not."""
+
+    def write_begins_ns(self, computed_ns: int) -> int:
+        return 0
+
+
+@planted("silent_sender_is_waited_for", breaks="I15", profile="pair", source="bugs.md B38")
+class SilentSenderIsWaitedFor(Hooks):
+    """An aborted receiver holds its pages until the word of its sender comes, however long that takes."""
+
+    def lease_ends(self) -> bool:
+        return False
+
+
+@planted("rejection_not_told", breaks="I15", profile="pair", source="bugs.md B40")
+class RejectionNotTold(Hooks):
+    """The decode side rejects a request and tells its client only."""
+
+    def tells_peer(self, what: str) -> bool:
+        return what not in ("refused", "stop")
+
+
+@planted("evicted_before_sent", breaks="INV-52", profile="pair", source="bugs.md B43")
+class EvictedBeforeSent(Hooks):
+    """Nothing protects the KV of a computed prompt between its last chunk and the end of its transfer."""
+
+    def plan(self, steps: Plan) -> Plan:
+        return behind(steps, "report_harvest", does(leave_to_the_cache))
+
+
+def leave_to_the_cache(rank: Rank) -> None:
+    role, kv = rank.scheduler.role, rank.scheduler.kv
+    for request in role.inflight if isinstance(role, PrefillRole) else ():
+        if request.last_node is not None and request.pages:
+            kv.pool.release(request.pages)
+            kv.tree.unlock(request.last_node)
+            request.pages, request.last_node, request.kv_len, request.cached_len = [], None, 0, 0
+
+
+@planted("failure_not_told", breaks="I15", profile="pair", source="bugs.md B71, B84")
+class FailureNotTold(Hooks):
+    """A side that fails (a handshake limit, a write that cannot be posted) ends the request alone; the other waits."""
+
+    def tells_peer(self, what: str) -> bool:
+        return what == "refused"
