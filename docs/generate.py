@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import tomllib
 from pathlib import Path
+from typing import Any
 
-from ppsim.core.invariants import INVARIANTS
+from ppsim.core.invariants import INVARIANTS, RULES
 from ppsim.planted import all_bugs
 
 HERE = Path(__file__).resolve().parent
+DATA = HERE.parent / "tests" / "planted" / "bug_scenarios.toml"
+SCENARIOS = HERE.parent / "scenarios" / "bugs"
 
 
 def invariants_page() -> str:
@@ -28,10 +32,65 @@ def invariants_page() -> str:
     for rule in INVARIANTS:
         bugs = ", ".join(by_invariant.get(rule.name, [])) or rule.unbreakable
         lines.append(f"| {rule.name} | {rule.statement} | {rule.owner} | {bugs} |")
+    lines += [
+        "",
+        "## Rules of public bug reports",
+        "",
+        "What no number above says. They are checked beside the invariants, and where a scenario sets a limit.",
+        "",
+        "| name | rule | checked by | planted bugs that break it |",
+        "| --- | --- | --- | --- |",
+    ]
+    for name, statement, owner in RULES:
+        lines.append(f"| {name} | {statement} | {owner} | {', '.join(by_invariant.get(name, []))} |")
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"invariants.md": invariants_page}
+BUGS_HEAD = """# Public bugs as scenarios
+
+Every reported bug of pipeline-parallel serving that concerns scheduling, communication, KV, aborts or consensus is a
+small scenario in `scenarios/bugs/`. With the right protocol it passes; with its planted bug it fails at the iteration and
+with the rule that are named here (`ppsim run bugs/NAME --bug BUG`). The last column is the same run without any check:
+how late, or whether at all, an engine would notice. Numbers are those of our catalogue; a scenario's comments say what
+the entry expects, how its iterations are derived, and where the nearest rule of this protocol stands in for something
+that is not modelled. `ppsim bugs BUG` lets the fuzzer look for it. Rules: [invariants](invariants.md).
+This page is made by `python docs/generate.py`.
+
+| entry | reported in | scenario | what it shows | planted bug | breaks | at | without checks |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+"""
+
+
+def bugs_page() -> str:
+    """Every entry of the catalogue: its scenario, its planted bug, and what the run must show."""
+    lines = []
+    for name, entry in sorted(tomllib.loads(DATA.read_text(encoding="utf-8")).items()):
+        shows = tomllib.loads((SCENARIOS / f"{name}.toml").read_text(encoding="utf-8"))["description"]
+        at = f"iteration {entry['iteration']}" if "iteration" in entry else "the end"
+        cells = (
+            name[:3].upper(),
+            entry["source"],
+            f"[{name}](../scenarios/bugs/{name}.toml)",
+            shows,
+            f"`{entry['bug']}`",
+            entry["invariant"],
+            f"{at}, {entry['rank']} rank",
+            unnoticed(entry.get("bare")),
+        )
+        lines.append("| " + " | ".join(cells) + " |")
+    return BUGS_HEAD + "\n".join(lines) + "\n"
+
+
+def unnoticed(bare: dict[str, Any] | None) -> str:
+    """What happens where nobody checks."""
+    if bare is None:
+        return "nothing is noticed"
+    if "endless" in bare:
+        return "never ends"
+    return bare["invariant"] + (f", iteration {bare['iteration']}" if "iteration" in bare else "")
+
+
+PAGES = {"invariants.md": invariants_page, "bugs.md": bugs_page}
 
 
 def main() -> None:

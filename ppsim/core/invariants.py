@@ -94,5 +94,22 @@ def _table() -> tuple[Invariant, ...]:
     return tuple(Invariant(*row) for row in rows)
 
 
+RULES: tuple[tuple[str, str, str], ...] = (
+    ("I9", "KV is sent only when the forward pass that computed it has ended", "world.pd_transfer"),
+    ("I10", "KV is held for known tokens only; a retracted request holds none", "world.rules"),
+    ("I12", "a request that is marked for abort delivers nothing more", "world.rules"),
+    ("I13", "nobody is marked for abort whom no abort names", "world.rules"),
+    (
+        "I14",
+        "who can run runs: admissions fit, slots are closed for a reason, turns are given",
+        "world.rules, patience",
+    ),
+    ("I15", "every wait on a remote event ends", "world.pd_simulate"),
+    ("I17", "every relay forwards every field of an output", "core.phases"),
+    ("I18", "no rank stands still for an agreement", "world.patience"),
+    ("I20", "the cache is emptied only while nothing is in flight", "world.rules"),
+)
+"""Rules of public bug reports that no number of section 12 says (docs/bugs.md): name, statement, owner."""
+
 INVARIANTS: tuple[Invariant, ...] = _table()
 BY_NAME: dict[str, Invariant] = {invariant.name: invariant for invariant in INVARIANTS}

@@ -21,6 +21,7 @@ class Entry:
     """One table of ``bug_scenarios.toml``; an ``iteration`` of None is not promised."""
 
     name: str
+    source: str
     bug: str
     invariant: str
     rank: str

@@ -13,6 +13,8 @@ import pytest
 
 from ppsim.core.effects import Recv
 from ppsim.core.hooks import Hooks
+from ppsim.core.messages import Output
+from ppsim.core.rank import Rank
 from ppsim.planted import hooks_for
 from ppsim.recording import Recording
 from ppsim.scenario.load import load_scenario
@@ -82,7 +84,7 @@ def test_b57_every_relay_carries_the_logprobs_of_one_row_in_each_of_four_batches
     seen: dict[int, list[int]] = defaultdict(list)
 
     class Count(Hooks):
-        def sends_output(self, rank, output):  # type: ignore[no-untyped-def]
+        def sends_output(self, rank: Rank, output: Output) -> bool:
             seen[rank.config.pp_rank].append(output.num_logprobs)
             return True
 
