@@ -48,12 +48,12 @@ def invariants_page() -> str:
 
 BUGS_HEAD = """# Public bugs as scenarios
 
-Every reported bug of pipeline-parallel serving that concerns scheduling, communication, KV, aborts or consensus is a
-small scenario in `scenarios/bugs/`. With the right protocol it passes; with its planted bug it fails at the iteration and
-with the rule that are named here (`ppsim run bugs/NAME --bug BUG`). The last column is the same run without any check:
-how late, or whether at all, an engine would notice. Numbers are those of our catalogue; a scenario's comments say what
-the entry expects, how its iterations are derived, and where the nearest rule of this protocol stands in for something
-that is not modelled. `ppsim bugs BUG` lets the fuzzer look for it. Rules: [invariants](invariants.md).
+Reported bugs of pipeline-parallel serving that concern scheduling, communication, KV, aborts or consensus, each as a
+small scenario in `scenarios/bugs/`. With the right protocol it passes; with its planted bug it fails at the iteration
+and with the rule that are named here (`ppsim run bugs/NAME --bug BUG`). The last column is the same run without any
+check: how late, or whether at all, an engine would notice. A scenario's comments say what is expected, how its
+iterations are derived, and where the nearest rule of this protocol stands in for something that is not modelled.
+`ppsim bugs BUG` lets the fuzzer look for it. The rules: [invariants](invariants.md).
 This page is made by `python docs/generate.py`.
 
 | entry | reported in | scenario | what it shows | planted bug | breaks | at | without checks |

@@ -99,11 +99,7 @@ RULES: tuple[tuple[str, str, str], ...] = (
     ("I10", "KV is held for known tokens only; a retracted request holds none", "world.rules"),
     ("I12", "a request that is marked for abort delivers nothing more", "world.rules"),
     ("I13", "nobody is marked for abort whom no abort names", "world.rules"),
-    (
-        "I14",
-        "who can run runs: admissions fit, slots are closed for a reason, turns are given",
-        "world.rules, patience",
-    ),
+    ("I14", "who can run runs: admissions fit, slots are closed for a reason, turns are given", "world.rules"),
     ("I15", "every wait on a remote event ends", "world.pd_simulate"),
     ("I17", "every relay forwards every field of an output", "core.phases"),
     ("I18", "no rank stands still for an agreement", "world.patience"),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ppsim.core.invariants import BY_NAME, RULES
 from ppsim.planted import all_bugs
 from ppsim.recording import Recording, Verdict
 from ppsim.world import SimulationResult
@@ -68,6 +69,11 @@ def test_every_planted_bug_of_the_catalogue_is_used_and_names_its_entry() -> Non
     for entry in ENTRIES.values():
         planted = all_bugs()[entry.bug]
         assert entry.number in planted.source, f"{entry.name}: {entry.bug} says {planted.source}"
+
+
+def test_every_planted_bug_breaks_a_rule_that_is_written_down() -> None:
+    rules = set(BY_NAME) | {name for name, _, _ in RULES}
+    assert {bug.name: bug.breaks for bug in all_bugs().values() if bug.breaks not in rules} == {}
 
 
 # --- what a run shows ----------------------------------------------------------------------------------------------
