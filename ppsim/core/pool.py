@@ -22,14 +22,13 @@ class FreePages:
     def __init__(self, num_pages: int) -> None:
         self.new = range(1, num_pages + 1)  # never taken, ahead of all that came back
         self.returned: deque[int] = deque()
-
-    def __len__(self) -> int:
-        return len(self.new) + len(self.returned)
+        self.num_pages = num_pages
 
     def take(self, num_pages: int) -> list[int]:
         """So many pages from the head; there must be enough."""
         if num_pages == 0:
             return []
+        self.num_pages -= num_pages
         pages = list(self.new[:num_pages])
         self.new = self.new[num_pages:]
         while len(pages) < num_pages:
@@ -37,10 +36,12 @@ class FreePages:
         return pages
 
     def append(self, page: int) -> None:
+        self.num_pages += 1
         self.returned.append(page)
 
     def pop(self) -> int:
         """The last one."""
+        self.num_pages -= 1
         if self.returned:
             return self.returned.pop()
         page = self.new[-1]
@@ -64,11 +65,11 @@ class Pool:
 
     @property
     def num_free_pages(self) -> int:
-        return len(self._free)
+        return self._free.num_pages
 
     @property
     def free_tokens(self) -> int:
-        return len(self._free) * self.page_size
+        return self._free.num_pages * self.page_size
 
     def refs(self, page: int) -> int:
         """Number of holders of a page."""
@@ -81,8 +82,8 @@ class Pool:
     @agreed_call("INV-23", "num_pages", state=("num_free_pages",))
     def alloc(self, num_pages: int) -> list[int]:
         """Take pages from the head of the free list, one holder each. Raises PoolError if there are too few."""
-        if num_pages > len(self._free):
-            raise PoolError(f"{num_pages} pages asked for, {len(self._free)} of {self.num_pages} are free")
+        if num_pages > self._free.num_pages:
+            raise PoolError(f"{num_pages} pages asked for, {self.num_free_pages} of {self.num_pages} are free")
         pages = self._free.take(num_pages)
         for page in pages:
             self._refs[page] = 1
@@ -115,6 +116,6 @@ class Pool:
         if len(returned) != len(self._free.returned) or any(page in new for page in returned):
             return "a page is in the free list twice"
         held = [page for page, refs in self._refs.items() if refs > 0]
-        if len(self._free) + len(held) != self.num_pages or any(page in new or page in returned for page in held):
-            return f"{len(self._free)} free + {len(held)} held pages are not the {self.num_pages} of the pool"
+        if self.num_free_pages + len(held) != self.num_pages or any(page in new or page in returned for page in held):
+            return f"{self.num_free_pages} free + {len(held)} held pages are not the {self.num_pages} of the pool"
         return ""

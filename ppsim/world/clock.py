@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from simpy import Environment
 from simpy.core import EmptySchedule
 
-from ppsim.world.choices import Choices
+from ppsim.world.choices import Choices, SeededChoices
 
 
 class ChoosingEnvironment(Environment):
@@ -20,14 +20,18 @@ class ChoosingEnvironment(Environment):
     def __init__(self, choices: Choices) -> None:
         super().__init__(initial_time=0)
         self._choices = choices
+        # Ranks run ahead on clocks of their own, so nearly all events are equal here. First come, first served is
+        # what SimPy does anyway, and asking for it each time costs a tenth of a run.
+        self._asks = not (type(choices) is SeededChoices and not choices.shuffle_order)
 
     def step(self) -> None:
         """Process one of the events that are due first."""
         queue = self._queue
-        for entry in queue[1:3]:  # in a heap, an entry that equals the first stands right below it
-            if entry[0] == queue[0][0] and entry[1] == queue[0][1]:
-                self._choose()
-                break
+        if self._asks:
+            for entry in queue[1:3]:  # in a heap, an entry that equals the first stands right below it
+                if entry[0] == queue[0][0] and entry[1] == queue[0][1]:
+                    self._choose()
+                    break
         super().step()
 
     def _choose(self) -> None:

@@ -64,7 +64,7 @@ class Shuffled(SeededChoices):
     """The order of equal events comes from a seed of its own; all other streams are those of the run."""
 
     def __init__(self, seed: int, order_seed: int) -> None:
-        super().__init__(seed)
+        super().__init__(seed, shuffle_order=True)
         self.order = SeededChoices(order_seed, shuffle_order=True)
         self.num_shuffles = 0
 
