@@ -288,6 +288,7 @@ MIX = (
     "workload.requests=[]",
     'workload.source="generated"',
     "workload.num_requests=64",
+    "scheduler.page_size=64",
     'workload.arrival="burst"',
     'workload.input_length={kind="uniform", min=1000, max=16000}',
     'workload.output_length={kind="fixed", value=1}',

@@ -280,11 +280,8 @@ P19 = Question(
 
 # --- P31 -------------------------------------------------------------------------------------------------------
 
-STREAM = (
-    "workload.requests=["
-    + ", ".join(f'{{rid="R{i + 1}", at_iteration=0, prompt=131072, output=1}}' for i in range(16))
-    + "]"
-)
+PROMPTS = ", ".join(f'{{rid="R{i + 1}", at_iteration=0, prompt=131072, output=1}}' for i in range(16))
+STREAM = (f"workload.requests=[{PROMPTS}]", "run.check=false")
 
 
 def paper(name: str) -> str:
@@ -308,12 +305,12 @@ P31 = Question(
     scenario="paper/deepseek_v31_h20_pp4",
     variants=(
         Variant("deepseek pp1", (), paper("deepseek_v31_h20_pp1")),
-        Variant("deepseek pp4, 12K dynamic", (STREAM,)),
-        Variant("deepseek pp4, 12K fixed", (STREAM,), paper("deepseek_v31_h20_pp4_fixed_12288")),
+        Variant("deepseek pp4, 12K dynamic", STREAM),
+        Variant("deepseek pp4, 12K fixed", STREAM, paper("deepseek_v31_h20_pp4_fixed_12288")),
         Variant("deepseek pp4, one prompt"),
         Variant("qwen pp1", (), paper("qwen3_235b_h20_pp1")),
-        Variant("qwen pp8, dynamic", (STREAM,), paper("qwen3_235b_h20_pp8")),
-        Variant("qwen pp8, 6K fixed", (STREAM,), paper("qwen3_235b_h20_pp8_fixed_6144")),
+        Variant("qwen pp8, dynamic", STREAM, paper("qwen3_235b_h20_pp8")),
+        Variant("qwen pp8, 6K fixed", STREAM, paper("qwen3_235b_h20_pp8_fixed_6144")),
         Variant("qwen pp8, one prompt", (), paper("qwen3_235b_h20_pp8")),
     ),
     figures=(
