@@ -24,6 +24,7 @@ from ppsim.errors import ScenarioError
 NUM_PROFILE_POINTS = 128
 MIN_FIT_POINTS = 8
 PROFILE_REACH = 1.25
+ROUNDING = 1e-9  # share of a profiled time below which a term is an error of the arithmetic
 ALIGN_TOKENS = 64
 CONTEXT_MARGIN_TOKENS = 100
 DEFAULT_SMOOTH_FACTOR = 0.75
@@ -68,6 +69,8 @@ def fit_profile(lengths: Sequence[int], times_ms: Sequence[float]) -> ChunkFit:
     if len(x) < MIN_FIT_POINTS:
         return ChunkFit(refused=f"{len(x)} samples after the first, at least {MIN_FIT_POINTS} are needed")
     a, b, c = (float(v) for v in np.linalg.lstsq(np.stack([x * x, x, np.ones_like(x)], axis=1), y, rcond=None)[0])
+    if abs(a) * float(x.max()) ** 2 <= ROUNDING * float(y.max()):
+        return ChunkFit(a, b, c, refused="quadratic coefficient a is 0 but for rounding: the profile has no curve")
     if not a > 0:
         return ChunkFit(a, b, c, refused=f"quadratic coefficient a = {a:g} is not positive")
     if b < 0:

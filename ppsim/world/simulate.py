@@ -19,6 +19,7 @@ from ppsim.scenario.layers import hidden_bytes_per_token
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
+from ppsim.scenario.warn import start_warnings
 from ppsim.workload import Workload, build_workload
 from ppsim.workload.facts import Facts
 from ppsim.world.audit import Audit
@@ -109,7 +110,7 @@ def prepare(
         check_requests_fit(scenario, [a.request for a in workload.arrivals])
     cluster = scenario.cluster
     recording = Recording(cluster.pp_size, tp_replicas=cluster.tp_replicas, name=scenario.name, seed=scenario.seed)
-    for message in workload.warnings:
+    for message in (*start_warnings(scenario), *workload.warnings):
         recording.warn(message)
     for a in workload.arrivals:
         if a.at_ns is not None:  # a request that names an iteration arrives when it is read
