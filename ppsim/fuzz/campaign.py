@@ -21,7 +21,7 @@ from ppsim.core.digest import digest
 from ppsim.errors import ScenarioError
 from ppsim.fuzz.cluster import ray_rounds
 from ppsim.fuzz.experiment import Experiment, MakeHooks, Outcome, Signature, run_experiment
-from ppsim.fuzz.generate import strategy
+from ppsim.fuzz.generate import from_the_seed_alone, strategy
 from ppsim.fuzz.probes import hits
 from ppsim.fuzz.profiles import Profile, profile_named
 from ppsim.fuzz.repro import Repro
@@ -119,7 +119,7 @@ def run_round(order: Order, number: int, num_examples: int, deadline: float | No
             result.signature = outcome.signature
             raise Stop
 
-    with suppress(Stop):
+    with suppress(Stop), from_the_seed_alone():
         check()
     result.digest = digest(number, tuple(digests))
     return result

@@ -21,13 +21,28 @@ from ppsim.fuzz.profiles import Profile
 MAX_ITERATIONS = 3000
 CHUNK = 16
 RESERVE = 4  # num_reserved_decode_tokens
+RARE = (
+    "retraction",
+    "starved",
+    "no_radix",
+    "all_slots",
+    "prefill_limits",
+    "turns",
+    "gaps",
+    "few_rows",
+    "uneven_pools",
+    "flush",
+)
+"""Features that keep others from showing; on in one example of four."""
 
 
 @st.composite
 def experiments(draw: DrawFn, profile: Profile) -> Experiment:
     """One experiment of a profile, with a random subset of its features."""
-    mask = draw(st.integers(0, 2 ** len(profile.features) - 1))
-    on = {name for i, name in enumerate(profile.features) if mask >> i & 1} | set(profile.always)
+    on = {name for name in profile.features if draw(st.booleans()) and (name not in RARE or draw(st.booleans()))}
+    on |= set(profile.always)
+    if on & {"retraction", "starved"}:  # nothing is retracted where memory is plenty
+        on |= {"tight_pool", "bursts"}
     role = draw(st.sampled_from(profile.roles))
     work = workload(draw, on)
     raw = {"name": "fuzz", "workload": work, **machine(draw, on, role, work["requests"])}
@@ -35,8 +50,8 @@ def experiments(draw: DrawFn, profile: Profile) -> Experiment:
     if "hicache" in on and role != "decode":
         tiers(draw, on, raw)
     raw["run"] = {"max_iterations": MAX_ITERATIONS, "invariants": True, "max_wait_iterations": patience(raw)}
-    num_choices = draw(st.integers(0, 24)) if on & {"delays", "jitter"} else 0
-    tape = draw(st.lists(st.integers(0, 15), min_size=num_choices, max_size=num_choices))
+    num_choices = draw(number(0, 24)) if on & {"delays", "jitter"} else 0
+    tape = draw(st.lists(number(0, 15), min_size=num_choices, max_size=num_choices))
     return Experiment(raw, tuple(tape))
 
 
@@ -45,42 +60,61 @@ def experiments(draw: DrawFn, profile: Profile) -> Experiment:
 
 def workload(draw: DrawFn, on: set[str]) -> dict[str, Any]:
     """Requests, aborts and flushes, all in logical time."""
-    num_requests = draw(st.integers(1, 6))
+    num_requests = draw(number(3, 8) if "retraction" in on else number(1, 6))
     requests = [request(draw, on, i) for i in range(num_requests)]
+    if "starved" in on:
+        starve(draw, requests)
+    elif "retraction" in on and draw(st.booleans()):  # all cross the border of a page at once
+        for other in requests:
+            other.update(prompt=min(requests[0]["prompt"], 4), at_iteration=requests[0]["at_iteration"])
     found: dict[str, Any] = {"source": "requests", "block_tokens": 16, "requests": requests}
-    aborts: list[dict[str, Any]] = []
-    if "aborts" in on:
-        for _ in range(draw(st.integers(1, 3))):
-            rid = f"R{draw(st.integers(0, num_requests))}"  # one of them may be unknown
-            aborts.append({"rid": rid, "at_iteration": draw(st.integers(0, 30))})
+    aborts = [abort(draw, requests) for _ in range(draw(number(1, 3)))] if "aborts" in on else []
     if "abort_all" in on and draw(st.booleans()):
-        aborts.append({"abort_all": True, "at_iteration": draw(st.integers(0, 40))})
+        aborts.append({"abort_all": True, "at_iteration": draw(number(0, 24))})
     if aborts:
         found["aborts"] = aborts
     if "flush" in on:
-        found["flushes"] = [{"rid": "flush", "at_iteration": draw(st.integers(0, 60))}]
+        found["flushes"] = [{"rid": "flush", "at_iteration": draw(number(0, 40))}]
     return found
+
+
+def abort(draw: DrawFn, requests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Soon after the request has arrived, mostly; or of a request that nobody knows."""
+    target = draw(number(0, len(requests)))
+    came = requests[target]["at_iteration"] if target < len(requests) else 0
+    return {"rid": f"R{target}", "at_iteration": came + draw(st.sampled_from((0, 1, 2, 3, 4, 5, 6, 8, 11, 16, 24, 32)))}
+
+
+def starve(draw: DrawFn, requests: list[dict[str, Any]]) -> None:
+    """Short prompts that decode for long, then a long prompt: they take the memory that its chunks count on."""
+    requests += [{"rid": f"R{len(requests) + i}"} for i in range(3)]
+    for other in requests[:-1]:
+        other.update(prompt=draw(number(1, 4)), output=draw(number(16, 30)), at_iteration=draw(number(0, 1)))
+    requests[-1].update(prompt=draw(number(60, 100)), output=draw(number(1, 4)), at_iteration=draw(number(2, 5)))
 
 
 def request(draw: DrawFn, on: set[str], index: int) -> dict[str, Any]:
     """One request; its arrival is early, late, or at once with all others."""
-    output = draw(st.integers(1, 30 if "long_outputs" in on else 8))
+    output = draw(number(8, 30) if "retraction" in on else number(1, 30 if "long_outputs" in on else 8))
+    longest = 120 if "long_prompts" in on else 48
+    if "retraction" in on:  # short prompts grow into each other; one long one is cut while they do
+        longest = draw(st.sampled_from((6, 6, 12, 80)))
     found: dict[str, Any] = {
         "rid": f"R{index}",
-        "at_iteration": draw(st.integers(0, 60 if "gaps" in on else 2 if "bursts" in on else 12)),
-        "prompt": draw(st.integers(1, 120 if "long_prompts" in on else 48)),
+        "at_iteration": draw(number(0, 2 if "bursts" in on else 30 if "gaps" in on else 12)),
+        "prompt": draw(number(1, longest)),
         "output": output,
     }
     if "prefixes" in on and ("hicache" in on or draw(st.booleans())):
         last = 3 if "many_prefixes" in on else 1
-        found["prefix_blocks"] = draw(st.lists(st.integers(0, last), min_size=1, max_size=2))
+        found["prefix_blocks"] = draw(st.lists(number(0, last), min_size=1, max_size=2))
     if "stops" in on and draw(st.booleans()):
-        found["stop_after"] = draw(st.integers(1, output))
+        found["stop_after"] = draw(number(1, output))
     if "grammar" in on and draw(st.booleans()):
         found["grammar"] = "json"
     if "priorities" in on and draw(st.booleans()):
-        found["priority"] = draw(st.integers(-1, 2))
-    if "skip_rule" in on and draw(st.integers(0, 3)) == 0:
+        found["priority"] = draw(number(-1, 2))
+    if "skip_rule" in on and draw(number(0, 3)) == 0:
         found["return_logprob"] = True
     return found
 
@@ -95,10 +129,10 @@ def machine(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]
     scheduler = limits(draw, on, role, requests)
     if "uneven_pools" in on:
         pool = scheduler["max_total_tokens"]
-        scheduler["max_total_tokens"] = [pool + draw(st.integers(0, 40)) for _ in range(pp_size)]
+        scheduler["max_total_tokens"] = [pool + draw(number(0, 40)) for _ in range(pp_size)]
     cluster: dict[str, Any] = {
         "pp_size": pp_size,
-        "pp_async_batch_depth": draw(st.integers(0, 2)) if "depth" in on else 0,
+        "pp_async_batch_depth": draw(number(0, 2)) if "depth" in on else 0,
         "tp_size": replicas,
         "tp_replicas": replicas,
     }
@@ -133,15 +167,15 @@ def links(draw: DrawFn, on: set[str], scheduler: dict[str, Any]) -> dict[str, An
 def limits(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
     """The scheduler's limits and policies."""
     page = draw(st.sampled_from((1, 4))) if "pages" in on else 1
-    clip = draw(st.integers(1, 4)) if "retraction" in on else 4096
+    clip = draw(number(1, 4)) if on & {"retraction", "starved"} else 4096
     found: dict[str, Any] = {
-        "chunked_prefill_size": CHUNK if "chunks" in on else -1 if "tight_pool" in on else 64,
+        "chunked_prefill_size": CHUNK if on & {"chunks", "starved"} else -1 if "tight_pool" in on else 64,
         "page_size": page,
-        "max_running_requests": draw(st.integers(1, 4)) if "few_rows" in on else 16,
-        "pp_max_micro_batch_size": draw(st.integers(1, 3)) if "small_slots" in on else 4,
+        "max_running_requests": draw(number(1, 4)) if "few_rows" in on else 16,
+        "pp_max_micro_batch_size": draw(number(1, 3)) if "small_slots" in on else 6,
         "enable_mixed_chunk": "mixed" in on and role == "plain",
         "schedule_policy": "lpm" if "lpm" in on and role != "decode" else "fcfs",
-        "prefill_decode_interval": draw(st.integers(1, 3)) if "decode_interval" in on else 0,
+        "prefill_decode_interval": draw(number(1, 3)) if "decode_interval" in on else 0,
         "disable_radix_cache": "no_radix" in on,
         "skip_pure_chunked_output_comm": "skip_rule" in on,
         "hidden_send": "after_launch" if "early_hidden" in on and role == "plain" else "after_harvest",
@@ -150,20 +184,23 @@ def limits(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]
     }
     if "tight_pool" in on:
         least = max(least_pool(r, clip, page, role) for r in requests)
-        found["max_total_tokens"] = max(CHUNK, -(-least // page) * page) + page * draw(st.integers(0, 12))
+        if "starved" in on:
+            least += page * draw(number(len(requests), 6 * len(requests)))
+        slack = draw(st.sampled_from((0, 12))) if "retraction" in on else 12
+        found["max_total_tokens"] = max(CHUNK, -(-least // page) * page) + page * draw(number(0, slack))
     else:
         found["max_total_tokens"] = 600
-    if "retraction" in on:
+    if on & {"retraction", "starved"}:
         found["schedule_conservativeness"] = 0.1
     if "all_slots" in on:
         found["reserve_decode"] = "all_slots"
         found["max_total_tokens"] += sum(r["output"] for r in requests)
     if "prefill_limits" in on:
         found["max_prefill_tokens"] = draw(st.sampled_from((8, 24, 64)))
-        found["prefill_max_requests"] = draw(st.integers(0, 2))
+        found["prefill_max_requests"] = draw(number(0, 2))
     if "turns" in on and role != "decode":
-        found["max_consecutive_prefills"] = draw(st.integers(0, 3))
-        found["max_consecutive_chunks"] = draw(st.integers(0, 3))
+        found["max_consecutive_prefills"] = draw(number(0, 3))
+        found["max_consecutive_chunks"] = draw(number(0, 3))
     return found
 
 
@@ -171,7 +208,7 @@ def least_pool(request: dict[str, Any], clip: int, page: int, role: str) -> int:
     """Tokens of a pool that can serve the request alone (``Intake._why_never`` and the decode role's reserve)."""
     prompt, output = int(request["prompt"]), 1 if role == "prefill" else int(request["output"])
     reserve = prompt + min(output, clip) + page + 1
-    return max(reserve, prompt + output, prompt + RESERVE if role == "decode" else 0)
+    return int(max(reserve, prompt + output, prompt + RESERVE if role == "decode" else 0))
 
 
 # --- what each rank sees alone -------------------------------------------------------------------------------------
@@ -187,18 +224,19 @@ def surroundings(draw: DrawFn, on: set[str], role: str, raw: dict[str, Any]) -> 
         }
         if "store_lag" in on:
             raw["disaggregation"]["store_lag_us"] = draw(st.sampled_from((300.0, 3000.0)))
+            raw["host"]["schedule_us"] = 200.0  # else no time goes by while the first rank waits for the store
     observations: dict[str, Any] = {}
     if "delays" in on:
-        observations["max_delay"] = draw(st.integers(1, 6))
+        observations["max_delay"] = draw(number(1, 6))
     if on & {"listed", "failures"}:
-        observations["listed"] = [listed(draw, on, role, raw) for _ in range(draw(st.integers(0, 3)))]
+        observations["listed"] = [listed(draw, on, role, raw) for _ in range(draw(number(0, 3)))]
     if observations:
         raw["observations"] = observations
     if "timeouts" in on:
-        raw["timeouts"] = {"waiting_ms": draw(st.integers(5, 30)), "running_ms": draw(st.integers(5, 60))}
-        raw["faults"] = {"clock_skew_ms": [draw(st.integers(-5, 5)) for _ in range(num_ranks(raw))]}
+        raw["timeouts"] = {"waiting_ms": draw(number(5, 30)), "running_ms": draw(number(5, 60))}
+        raw["faults"] = {"clock_skew_ms": [draw(number(-5, 5)) for _ in range(num_ranks(raw))]}
     if "pauses" in on:
-        pause = {"rank": draw(st.integers(0, num_ranks(raw) - 1)), "at_iteration": draw(st.integers(0, 20)), "ms": 4.0}
+        pause = {"rank": draw(number(0, num_ranks(raw) - 1)), "at_iteration": draw(number(0, 20)), "ms": 4.0}
         raw.setdefault("faults", {})["pauses"] = [pause]
 
 
@@ -213,18 +251,18 @@ def tiers(draw: DrawFn, on: set[str], raw: dict[str, Any]) -> None:
         "host_tokens": host,
     }
     if "uneven_host" in on:
-        found["host_tokens"] = [host + draw(st.integers(0, 16)) for _ in range(raw["cluster"]["pp_size"])]
+        found["host_tokens"] = [host + draw(number(0, 16)) for _ in range(raw["cluster"]["pp_size"])]
     if "slow_tiers" in on:
         found["device_host_gb_per_s"] = draw(st.sampled_from((0.1, 1.0)))
         found["storage_gb_per_s"] = draw(st.sampled_from((0.05, 1.0)))
         found["storage_latency_us"] = draw(st.sampled_from((0.0, 700.0)))
     if "storage" in on:
         found["storage"] = True
-        hits = [draw(st.lists(st.integers(0, 48), min_size=width, max_size=width)) for _ in requests]
+        hits = [draw(st.lists(number(0, 48), min_size=width, max_size=width)) for _ in requests]
         found["storage_hits"] = [{"rid": r["rid"], "tokens": hit} for r, hit in zip(requests, hits, strict=True)]
     raw["hicache"] = found
     if "listed" in on:
-        at = draw(st.lists(st.integers(0, 40), min_size=width, max_size=width))
+        at = draw(st.lists(number(0, 40), min_size=width, max_size=width))
         what = draw(st.sampled_from(("write", "load", "prefetch")))
         entry = {"what": what, "rid": draw(st.sampled_from(requests))["rid"], "at": at}
         raw.setdefault("observations", {}).setdefault("listed", []).append(entry)
@@ -236,20 +274,21 @@ KINDS = {"plain": (), "prefill": ("bootstrap", "transfer"), "decode": ("handshak
 def listed(draw: DrawFn, on: set[str], role: str, raw: dict[str, Any]) -> dict[str, Any]:
     """A fact with its own iteration on each rank."""
     requests = raw["workload"]["requests"]
-    kinds = KINDS[role] + (("grammar",) if "grammar" in on or role == "plain" else ())
+    what = draw(st.sampled_from(KINDS[role] + (("grammar",) if "grammar" in on or role == "plain" else ())))
+    target = requests[draw(number(0, len(requests) - 1))]
+    if what == "grammar" and "grammar" in on:
+        target["grammar"] = "json"
     return {
-        "what": draw(st.sampled_from(kinds)),
-        "rid": requests[draw(st.integers(0, len(requests) - 1))]["rid"],
-        "at": [draw(st.integers(0, 20)) for _ in range(num_ranks(raw))],
+        "what": what,
+        "rid": target["rid"],
+        "at": [draw(number(0, 20)) for _ in range(num_ranks(raw))],
         "failed": "failures" in on and draw(st.booleans()),
     }
 
 
 def num_ranks(raw: dict[str, Any]) -> int:
-    pp_size, replicas = raw["cluster"]["pp_size"], raw["cluster"]["tp_replicas"]
-    assert isinstance(pp_size, int)
-    assert isinstance(replicas, int)
-    return pp_size * replicas
+    cluster: dict[str, int] = raw["cluster"]
+    return cluster["pp_size"] * cluster["tp_replicas"]
 
 
 def patience(raw: dict[str, Any]) -> int:
@@ -267,6 +306,11 @@ def patience(raw: dict[str, Any]) -> int:
 
 
 # --- drawing -------------------------------------------------------------------------------------------------------
+
+
+def number(least: int, most: int) -> SearchStrategy[int]:
+    """Uniform, which ``integers`` is not: it prefers 0, and numbers of few bits."""
+    return st.sampled_from(range(least, most + 1))
 
 
 def strategy(profile: Profile) -> SearchStrategy[Experiment]:

@@ -37,6 +37,7 @@ BASE = (
     "bursts",
     "gaps",
     "retraction",
+    "starved",
     "overlap",
     "pauses",
 )
@@ -65,7 +66,12 @@ PROFILES: dict[str, Profile] = {
         Profile("plain", ("plain",), (*BASE, *POLICY)),
         Profile("chunked", ("plain",), (*BASE, "mixed", "small_slots", "few_rows", "turns"), ("chunks",)),
         Profile("abort", ("plain",), (*BASE, *POLICY, *ENDS), ("aborts",)),
-        Profile("retraction", ("plain", "decode"), (*BASE, *DELAYS, "aborts"), ("retraction", "tight_pool")),
+        Profile(
+            "retraction",
+            ("plain", "decode"),
+            (*BASE, *DELAYS, "aborts", "mixed", "decode_interval", "small_slots", "no_radix"),
+            ("retraction",),
+        ),
         Profile("pd", ("prefill", "decode"), (*BASE, *DELAYS, *SIDES, "aborts", "abort_all", "grammar")),
         Profile("grammar", ("plain",), (*BASE, *DELAYS, "grammar", "aborts", "failures"), ("grammar",)),
         Profile(
