@@ -17,7 +17,7 @@ def addresses(ring: SlotRing, iteration: int) -> tuple[int, int, int]:
     return ring.current(iteration).index, ring.to_harvest(iteration).index, ring.to_release(iteration).index
 
 
-@pytest.mark.parametrize(("size", "rows"), TABLE.items())
+@pytest.mark.parametrize(("size", "rows"), list(TABLE.items()))
 def test_visited_harvested_and_released_slot_are_those_of_the_table(
     size: tuple[int, int], rows: list[tuple[int, int, int]]
 ) -> None:
