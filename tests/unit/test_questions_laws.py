@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 
-from ppsim.core.effects import Effects
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
-from ppsim.core.messages import Lane, Side
-from ppsim.core.rank import Rank
 from ppsim.cost.coefficients import Coefficients
 from ppsim.cost.plan import Pipeline, from_sizes, pack
 from ppsim.plan.questions import QUESTIONS, Runs
 from ppsim.plan.questions.asked import Figure, compare, holds, verdict_of
 from ppsim.plan.questions.layers import capacity
+from ppsim.planted import hooks_for
 from ppsim.scenario import load_scenario
 from ppsim.world import simulate
 
@@ -156,33 +153,28 @@ def test_p28_passes_are_those_of_filling_a_budget_by_hand(lengths: tuple[int, ..
     assert outcome.num_batches("extend") == len(pack(lengths, 8192))
 
 
-# --- P21: why a real barrier is no variant ---------------------------------------------------------------------
+# --- P21: what stands for a barrier ----------------------------------------------------------------------------
 
-
-class Barrier(Hooks):
-    """Every rank waits in each iteration until all have come to it: a word goes round the ring twice."""
-
-    def plan(self, steps: Plan) -> Plan:
-        first_schedule = next(i for i, phase in enumerate(steps) if phase.__name__ == "schedule")
-        return (*steps[:first_schedule], barrier, *steps[first_schedule:])
-
-
-def barrier(rank: Rank) -> Effects[None]:
-    link = rank.link
-    word = Side(link.rank_id, Lane.BOOTSTRAP, rank.iteration, rank.slot)
-    for turn in (1, 2):
-        if turn == 2 or not rank.config.is_first:
-            yield from link.receive(Side, link.prev, Lane.BOOTSTRAP, rank.iteration, rank.slot)
-        if turn == 1 or not rank.config.is_last:
-            rank.side_work.setdefault(Lane.BOOTSTRAP, []).append((yield from link.send(link.next, word)))
+BARRIER = ("barrier_in_each_iteration",)  # the planted bug of B83
 
 
 @pytest.mark.parametrize("role", ["plain", "prefill"])
-def test_p21_a_barrier_in_every_iteration_is_a_deadlock_in_this_loop(role: str) -> None:
+def test_p21_a_barrier_in_every_iteration_is_a_deadlock_where_outputs_go_round(role: str) -> None:
     """A rank passes the outputs of iteration i on in iteration i + 1, so it must be ahead of the one behind it."""
     scenario = load_scenario("questions/p21_blocking_agreement", (f'disaggregation.role="{role}"',))
-    result = simulate(scenario, hooks=Barrier)
+    result = simulate(scenario, hooks=hooks_for(BARRIER))
     assert result.verdict.kind == "fail"
-    assert "deadlock" in result.verdict.message
-    assert "phase barrier" in result.verdict.message
-    assert "wait-for cycle" in result.verdict.message
+    for words in ("deadlock", "phase barrier", "wait-for cycle"):
+        assert words in result.verdict.message
+
+
+def test_p21_a_barrier_between_middle_chunks_lets_one_stage_work_at_a_time() -> None:
+    """Chunks whose outputs are not exchanged: a visit then takes four stage times, as the single stage does."""
+    scenario = load_scenario("bugs/b83_barrier", ("run.max_agreement_wait_ms=0.0",))
+    stage_ms = scenario.host.process_us / 1000
+    periods = {}
+    for bugs in ((), BARRIER):
+        spans = simulate(scenario, hooks=hooks_for(bugs)).recording.spans[0]
+        starts = [span.start_ns / 1e6 for span in spans if span.stream == "forward"]
+        periods[bugs] = {round(b - a, 6) for a, b in pairwise(starts[8:30])}
+    assert periods == {(): {stage_ms}, BARRIER: {4 * stage_ms}}
