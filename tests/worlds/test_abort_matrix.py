@@ -1,0 +1,286 @@
+"""An abort in every situation a request can be in, for every role, pp_size 2 and 4, depth 0, 1 and 2.
+
+A first run without aborts tells when the first rank reads inputs, and in which situation each request is then. For each
+situation one more run puts an abort there. It must find the request in that situation (the scheduler counts them), end
+it with one reply, leave the others' tokens as they were, and leave the pools full (the verdict checks it).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from ppsim.core import phases
+from ppsim.core.effects import Effects
+from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Phase
+from ppsim.core.rank import Rank
+from ppsim.core.request import Request, State
+from ppsim.core.scheduler import Scheduler
+from ppsim.recording import Recording
+from ppsim.world import SimulationResult
+from ppsim.world.setting import Setting
+from tests.worlds.making import UNIT, run, tokens_of
+from tests.worlds.pd_making import PAIR, at, ends
+
+SHAPES = [(pp_size, depth) for pp_size in (2, 4) for depth in (0, 1, 2)]
+
+Seen = dict[tuple[str, str], tuple[str, int]]
+"""(role, situation) -> the request that is in it first, and the iteration."""
+
+
+def situation(scheduler: Scheduler, request: Request) -> str:
+    """As ``Intake.note_abort`` counts it."""
+    place = request.state.value
+    if request is scheduler.chunked:
+        place = "chunked"
+    elif request.state is State.PREFILL:
+        place = "last chunk"
+    return f"{place} {'in flight' if request.num_inflight else 'at rest'}"
+
+
+class Spy(Hooks):
+    """Looks at every live request right before inputs are applied, on the first rank."""
+
+    seen: Seen = {}
+
+    def plan(self, steps: tuple[Phase, ...]) -> tuple[Phase, ...]:
+        def look(rank: Rank) -> Effects[None]:
+            yield from ()
+            scheduler = rank.scheduler
+            for request in scheduler.requests.values():
+                what = situation(scheduler, request)
+                Spy.seen.setdefault((rank.config.role, what), (request.rid, rank.iteration))
+                if request.num_retractions:
+                    Spy.seen.setdefault((rank.config.role, f"{what}, was put out"), (request.rid, rank.iteration))
+
+        place = steps.index(phases.apply_inputs)
+        return steps if self.pp_rank else (*steps[:place], look, *steps[place:])
+
+
+def spied(changes: dict[str, Any], base: dict[str, Any]) -> tuple[SimulationResult, Seen]:
+    Spy.seen = {}
+    result = run(changes, base, hooks=Spy)
+    assert result.verdict.kind == "pass", result.verdict.message
+    return result, Spy.seen
+
+
+def scheduler_of(setting: Setting) -> Scheduler:
+    return setting.ranks[0].rank.scheduler
+
+
+# --- one role ------------------------------------------------------------------------------------------------------
+
+TIGHT = {
+    **UNIT,
+    "scheduler.chunked_prefill_size": 16,
+    "scheduler.max_total_tokens": 52,
+    "scheduler.page_size": 2,
+    "scheduler.pp_max_micro_batch_size": 6,
+    "scheduler.max_running_requests": 6,
+    "scheduler.disable_radix_cache": True,
+    "scheduler.schedule_conservativeness": 0.1,
+    "disaggregation.num_reserved_decode_tokens": 2,
+    "observations.max_delay": 2,
+    "workload.requests": [
+        {"rid": "A", "prompt": 8, "output": 11, "ignore_eos": True},
+        {"rid": "B", "prompt": 8, "output": 9, "ignore_eos": True},
+        {"rid": "C", "prompt": 7, "output": 7, "ignore_eos": True, "grammar": "json"},
+        {"rid": "D", "prompt": 18, "output": 5, "ignore_eos": True, "at_iteration": 2},
+    ],
+}
+"""Found by search: in every shape a decoding request is put out of memory and comes back, and all finish."""
+
+EXPECTED = {
+    "plain": ["grammar", "waiting", "chunked", "last chunk", "decode", "put out"],
+    "prefill": ["grammar", "bootstrap", "waiting", "chunked", "last chunk", "inflight"],
+    "decode": ["grammar", "prealloc", "transfer", "waiting", "decode", "put out"],
+}
+"""Situations that must occur, by a part of their name."""
+
+
+def compiled(num_ranks: int) -> dict[str, Any]:
+    """The grammar of C is ready in iteration 4 of every rank."""
+    return {"observations.listed": [{"what": "grammar", "rid": "C", "at": [4] * num_ranks}]}
+
+
+def shape_of(pp_size: int, depth: int, role: str) -> dict[str, Any]:
+    return {
+        "cluster.pp_size": pp_size,
+        "cluster.pp_async_batch_depth": depth,
+        "disaggregation.role": role,
+        # With small chunks the prompts of a prefill server wait for each other.
+        "scheduler.chunked_prefill_size": 4 if role == "prefill" else 16,
+        **compiled(pp_size),
+    }
+
+
+def check_aborted(clean: SimulationResult, result: SimulationResult, rid: str, what: str) -> None:
+    """One reply for everybody, the others untouched, the aborted one cut short."""
+    assert result.verdict.kind == "pass", result.verdict.message
+    check_replies(clean.recording, result.recording, rid)
+    assert ends(result.recording)[rid][0][0] == "aborted"
+    for simulated in result.setting.ranks:
+        assert simulated.rank.scheduler.noted.get(f"abort {what}") == 1, simulated.rank.scheduler.noted
+
+
+NO_MEMORY = "out of KV memory"
+"""Another order of events may leave a decoding request alone in its slot and without memory; that is said clearly."""
+
+
+def check_replies(clean: Recording, recording: Recording, rid: str) -> None:
+    before, after = tokens_of(clean), tokens_of(recording)
+    replies = ends(recording)
+    assert set(replies) == set(ends(clean))
+    assert all(len(mine) == 1 for mine in replies.values())
+    for other in replies:
+        got = after[other]
+        assert before[other][: len(got)] == got
+        if other != rid:
+            assert got == before[other] or replies[other][0][1].startswith(NO_MEMORY)
+
+
+@pytest.mark.parametrize(("pp_size", "depth"), SHAPES)
+@pytest.mark.parametrize("role", EXPECTED)
+def test_an_abort_in_every_situation_of_a_role(role: str, pp_size: int, depth: int) -> None:
+    shape = shape_of(pp_size, depth, role)
+    clean, seen = spied(shape, TIGHT)
+    for part in EXPECTED[role]:
+        assert any(part in what for _, what in seen), f"{part} never occurs: {sorted(seen)}"
+    for (_, what), (rid, iteration) in seen.items():
+        result = run({**shape, "workload.aborts": [{"rid": rid, "at_iteration": iteration}]}, TIGHT)
+        check_aborted(clean, result, rid, what.removesuffix(", was put out"))
+
+
+@pytest.mark.parametrize(("pp_size", "depth"), SHAPES)
+@pytest.mark.parametrize("role", EXPECTED)
+def test_abort_all_at_a_few_moments(role: str, pp_size: int, depth: int) -> None:
+    """Everybody who is there ends, whatever it is doing; who comes later is served."""
+    shape = shape_of(pp_size, depth, role)
+    for iteration in (1, 3 * pp_size):
+        result = run({**shape, "workload.aborts": [{"abort_all": True, "at_iteration": iteration}]}, TIGHT)
+        assert result.verdict.kind == "pass", result.verdict.message
+        replies = ends(result.recording)
+        assert all(len(mine) == 1 for mine in replies.values())
+        assert set(replies) == {"A", "B", "C", "D"}
+        if iteration == 1:
+            assert {rid: mine[0][0] for rid, mine in replies.items()} == {
+                "A": "aborted",
+                "B": "aborted",
+                "C": "aborted",
+                "D": "finished",
+            }
+
+
+@pytest.mark.parametrize("role", EXPECTED)
+@pytest.mark.parametrize("twice", [False, True])
+def test_an_abort_of_an_unknown_a_finished_or_an_already_aborted_request_is_counted_and_changes_nothing(
+    role: str, twice: bool
+) -> None:
+    aborts = [{"rid": "nobody", "at_iteration": 3}, {"rid": "A", "at_iteration": 400}]
+    if twice:
+        aborts += [{"rid": "A", "at_iteration": 2}, {"rid": "A", "at_iteration": 3}, {"rid": "A", "at_iteration": 60}]
+    result = run({"disaggregation.role": role, "workload.aborts": aborts}, TIGHT)
+    assert result.verdict.kind == "pass", result.verdict.message
+    assert all(len(mine) == 1 for mine in ends(result.recording).values())
+    assert ends(result.recording)["A"][0][0] == ("aborted" if twice else "finished")
+    counts = {simulated.rank.scheduler.num_ignored_aborts for simulated in result.setting.ranks}
+    assert len(counts) == 1
+    assert counts.pop() >= 2
+
+
+# --- two pipelines ---------------------------------------------------------------------------------------------------
+
+TWO_SIDES = {
+    **PAIR,
+    "scheduler.chunked_prefill_size": 8,
+    "scheduler.max_total_tokens": 256,
+    "scheduler.page_size": 2,
+    "scheduler.pp_max_micro_batch_size": 6,
+    "scheduler.max_running_requests": 6,
+    "disaggregation.num_reserved_decode_tokens": 2,
+    "disaggregation.control_latency_us": 300.0,
+    "disaggregation.kv_bandwidth_gb_per_s": 0.4,
+    "disaggregation.kv_latency_us": 400.0,
+    "host.schedule_us": 100.0,
+    "observations.max_delay": 2,
+    "workload.requests": [
+        at(0, 8, 17, "A"),
+        at(0, 7, 8, "B"),
+        at(0, 3, 8, "C", grammar="json"),
+        at(1, 22, 2, "D"),
+    ],
+}
+"""Found by search, like the pools of the decode side: a request is put out of memory in every shape."""
+
+DECODE_POOL = dict.fromkeys(SHAPES, 54) | {(4, 1): 38}
+PAIR_EXPECTED = {
+    "prefill": EXPECTED["prefill"],
+    "decode": ["grammar", "prealloc", "transfer", "waiting", "decode", "put out"],
+}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A visit of a side's first rank, and the request that is in a situation then."""
+
+    side: str
+    what: str
+    rid: str
+    at_ms: float
+
+
+def moments(clean: SimulationResult, seen: Seen) -> Iterator[Moment]:
+    assert clean.setting.peer is not None
+    for (side, what), (rid, iteration) in seen.items():
+        setting = clean.setting.peer if side == "prefill" else clean.setting
+        # The visit begins after the one before has been decided and has cost its host time; the abort comes between.
+        starts = setting.ranks[0].iteration_starts
+        yield Moment(side, what, rid, (starts[iteration - 1] + 1) / 1e6 if iteration else 0.0)
+
+
+@pytest.mark.parametrize(("pp_size", "depth"), SHAPES)
+def test_an_abort_on_either_of_two_sides_ends_the_request_on_both(pp_size: int, depth: int) -> None:
+    decode_pp_size = pp_size if depth == 1 else 1
+    shape = {
+        **compiled(pp_size + decode_pp_size),
+        "cluster.pp_size": pp_size,
+        "cluster.pp_async_batch_depth": depth,
+        "disaggregation.decode_pp_size": decode_pp_size,
+        "disaggregation.decode_max_total_tokens": DECODE_POOL[pp_size, depth],
+        "disaggregation.decode_pp_async_batch_depth": depth,
+        "disaggregation.bootstrap": "vote" if depth else "store",
+    }
+    clean, seen = spied(shape, TWO_SIDES)
+    for side, parts in PAIR_EXPECTED.items():
+        for part in parts:
+            assert any(s == side and part in what for s, what in seen), f"{side}: {part} never occurs: {sorted(seen)}"
+    for moment in moments(clean, seen):
+        abort = {"rid": moment.rid, "at_ms": moment.at_ms, "side": moment.side}
+        result = run({**shape, "workload.aborts": [abort]}, TWO_SIDES)
+        check_pair(clean, result, moment)
+
+
+def check_pair(clean: SimulationResult, result: SimulationResult, moment: Moment) -> None:
+    assert result.verdict.kind == "pass", (moment, result.verdict.message)
+    prefill, decode = result.setting.peer, result.setting
+    assert prefill is not None
+    here = prefill if moment.side == "prefill" else decode
+    check_own_side(clean, here, moment)
+    for setting in (prefill, decode):
+        replies = ends(setting.recording)
+        assert set(replies) == {"A", "B", "C", "D"}
+        assert all(len(mine) == 1 for mine in replies.values())
+    check_replies(clean.recording, decode.recording, moment.rid)
+    if moment.side == "decode" or "inflight" not in moment.what:  # then all its KV may have left already
+        assert ends(decode.recording)[moment.rid][0][0] == "aborted"
+
+
+def check_own_side(clean: SimulationResult, here: Setting, moment: Moment) -> None:
+    """The abort found the request as the first run said, and answered it."""
+    noted = scheduler_of(here).noted
+    assert noted.get(f"abort {moment.what.removesuffix(', was put out')}") == 1, (moment, noted)
+    assert ends(here.recording)[moment.rid][0][0] == "aborted"
