@@ -341,8 +341,9 @@ class SimulatedRank:
         statuses: list[int | None] = []
         for peer in self.setting.ranks:
             age_ns = hooks.store_age_ns(lag_ns, peer.rank_id, self.rank.iteration)
-            horizon = self.now if peer is self else self.now - age_ns
-            iteration = bisect_right(peer.iteration_starts, horizon) - 1
+            iteration = bisect_right(peer.iteration_starts, self.now - age_ns) - 1
+            if peer is self:  # its own status is not replicated: it is there
+                iteration = self.rank.iteration
             statuses.append(self.setting.facts.sender(peer.rank_id, iteration, rid) if iteration >= 0 else None)
         value = hooks.store_decision(statuses)
         if self.setting.audit is not None:
