@@ -13,6 +13,7 @@ import typer
 from ppsim.cli import (
     bugs,
     chunks,
+    compare,
     diff,
     execute,
     explore,
@@ -26,6 +27,7 @@ from ppsim.cli import (
     replay,
     run,
     show,
+    tune,
     volumes,
 )
 from ppsim.cli.guard import EXIT_INTERRUPTED, say
@@ -58,6 +60,8 @@ app.command("volumes")(volumes.volumes)
 app.command("paper")(paper.paper)
 app.command("questions")(questions.questions)
 app.command("chunks")(chunks.chunks)
+app.command("tune")(tune.tune)
+app.command("compare")(compare.compare)
 app.command("import", context_settings=import_.CONTEXT)(import_.import_)
 app.add_typer(listing.app, name="list")
 

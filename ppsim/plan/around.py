@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import nan
 
 from ppsim.plan import grid
-from ppsim.plan.candidate import Candidate
+from ppsim.plan.candidate import Candidate, Split
 from ppsim.plan.evaluate import FastPath, Figures
 from ppsim.plan.probe import Probe
 from ppsim.plan.search import Search, neighbours
@@ -90,7 +91,8 @@ def contest(search: Search, winner: Candidate, prompt: int, concurrency: int) ->
     fixed = [winner.but(chunked_prefill_size=n, smooth_factor=0.0) for n in sizes]
     dynamic = [winner.but(chunked_prefill_size=n, smooth_factor=f) for n in sizes for f in grid.SMOOTH_FACTORS]
     best_fixed, fixed_at = _fastest(fast, fixed)
-    rule_chunk = grid.aligned(search.scenario, RULE_MULTIPLE * best_fixed.chunked_prefill_size)
+    most = -(-prompt // grid.alignment(search.scenario)) * grid.alignment(search.scenario)
+    rule_chunk = min(grid.aligned(search.scenario, RULE_MULTIPLE * best_fixed.chunked_prefill_size), most)
     rule = winner.but(chunked_prefill_size=rule_chunk, smooth_factor=grid.DEFAULT_FACTOR)
     rule_at = fast.figures([rule])[0]
     best_dynamic, dynamic_at = _fastest(fast, [rule, *dynamic])
@@ -147,16 +149,31 @@ def split_map(search: Search) -> HeatMap:
     figures = {place: search.known[best[split]] for place, split in tables.items() if split in best}
     top = best_place(search, figures)
     return HeatMap(
-        title=f"{search.num_gpus} GPUs, each split at its best; cp is what pp x tp leaves",
+        title=f"{search.num_gpus} GPUs, each split at its best",
         row_name="pp_size",
         column_name="tp_size",
         rows=tuple(str(pp) for pp in pps),
         columns=tuple(str(tp) for tp in tps),
-        values=tuple(tuple(shown(search, figures.get((pp, tp))) for tp in tps) for pp in pps),
+        values=tuple(tuple(split_value(search, tables, figures, (pp, tp)) for tp in tps) for pp in pps),
         unit=unit_of(search),
         lower_is_better=search.probe.objective != "throughput",
         best=(pps.index(top[0]), tps.index(top[1])),
+        labels=tuple(tuple(cp_label(tables.get((pp, tp))) for tp in tps) for pp in pps),
     )
+
+
+def split_value(
+    search: Search,
+    tables: dict[tuple[int, int], Split],
+    figures: dict[tuple[int, int], Figures],
+    place: tuple[int, int],
+) -> float | None:
+    """NaN where the GPUs cannot be split so at all."""
+    return shown(search, figures.get(place)) if place in tables else nan
+
+
+def cp_label(split: Split | None) -> str:
+    return f"cp {split.cp_size}" if split is not None and split.cp_size > 1 else ""
 
 
 def best_place(search: Search, figures: dict[tuple[int, int], Figures]) -> tuple[int, int]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ppsim.cost.sglang_chunks import ChunkFit, ChunkPredictor, fit_profile, profile_lengths
 from ppsim.cost.stage import NS_PER_MS, StageCost
-from ppsim.plan.array_cost import array_cost
+from ppsim.plan.array_cost import ArrayCost, array_cost
 from ppsim.plan.candidate import Candidate, Split
 from ppsim.plan.chunk_rule import ChunkRule
 from ppsim.plan.feasible import placed, pool_tokens
@@ -88,11 +88,7 @@ class FastPath:
             return None
         key = (c.split, c.layer_partition, c.chunked_prefill_size)
         if key not in self.fits:
-            lengths = profile_lengths(c.chunked_prefill_size)
-            arrays = array_cost([self.cost(c.split, c.layer_partition)])
-            tokens = np.array(lengths, dtype=np.float64)
-            features = arrays.piece(np.zeros_like(tokens), tokens, np.ones(len(tokens), dtype=np.bool_))
-            self.fits[key] = fit_profile(lengths, [float(t) for t in arrays.stage_ns(features)[0] / NS_PER_MS])
+            self.fits[key] = profiled(self.cost(c.split, c.layer_partition), c.chunked_prefill_size)
         limits = self.scenario.scheduler
         return ChunkPredictor.from_fit(
             self.fits[key],
@@ -104,20 +100,13 @@ class FastPath:
         )
 
     def _block(self, candidates: Sequence[Candidate]) -> list[Figures]:
-        first = candidates[0]
         places = [(c.split, c.layer_partition) for c in candidates]
         known = {place: i for i, place in enumerate(dict.fromkeys(places))}
         index = np.array([known[place] for place in places], dtype=np.int64)
         cost = array_cost([self.cost(*place) for place in known]).take(index)
         rule = ChunkRule.of([self.predictor(c) for c in candidates], [c.chunked_prefill_size for c in candidates])
-        lengths, arrivals = (np.array(v, dtype=np.float64) for v in (self.probe.prompts, self.probe.arrivals_ns))
-        feed = PromptFeed(cost, rule, self._limits(candidates), lengths, arrivals)
-        around = surroundings(self.scenario)
-        result = StreamLoop(feed, around, first.split.pp_size, first.pp_async_batch_depth).run()
-        return [
-            Figures(float(ttft) / NS_PER_S, self.probe.num_tokens * NS_PER_S / float(span), float(bubble))
-            for ttft, span, bubble in zip(result.mean_ttft_ns, result.makespan_ns, result.bubble_ratio)
-        ]
+        shape = (candidates[0].split.pp_size, candidates[0].pp_async_batch_depth)
+        return stream_figures(cost, rule, self._limits(candidates), self.probe, surroundings(self.scenario), *shape)
 
     def _limits(self, candidates: Sequence[Candidate]) -> Limits:
         s = self.scenario.scheduler
@@ -128,6 +117,26 @@ class FastPath:
             pools.append(self.pool(c.split, c.layer_partition) // s.page_size * s.page_size)
         many = (np.array(values, dtype=np.float64) for values in (pieces, pools))
         return Limits(float(s.page_size), float(s.max_prefill_tokens), float(s.max_running_requests), *many)
+
+
+def profiled(cost: StageCost, chunk: int) -> ChunkFit:
+    """SGLang's profile of the first stage, fitted: what ``ppsim.scenario.chunks.sglang_predictor`` does, on arrays."""
+    lengths = profile_lengths(chunk)
+    arrays, tokens = array_cost([cost]), np.array(lengths, dtype=np.float64)
+    features = arrays.piece(np.zeros_like(tokens), tokens, np.ones(len(tokens), dtype=np.bool_))
+    return fit_profile(lengths, [float(t) for t in arrays.stage_ns(features)[0] / NS_PER_MS])
+
+
+def stream_figures(
+    cost: ArrayCost, rule: ChunkRule, limits: Limits, probe: Probe, around: Surroundings, pp_size: int, depth: int
+) -> list[Figures]:
+    """A block of configurations of one number of stages and depth, side by side."""
+    lengths, arrivals = (np.array(v, dtype=np.float64) for v in (probe.prompts, probe.arrivals_ns))
+    result = StreamLoop(PromptFeed(cost, rule, limits, lengths, arrivals), around, pp_size, depth).run()
+    return [
+        Figures(float(ttft) / NS_PER_S, probe.num_tokens * NS_PER_S / float(span), float(bubble))
+        for ttft, span, bubble in zip(result.mean_ttft_ns, result.makespan_ns, result.bubble_ratio)
+    ]
 
 
 def surroundings(s: Scenario) -> Surroundings:

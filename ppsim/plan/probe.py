@@ -73,7 +73,7 @@ def probe_of(
         raise UsageError(f"--requests {num_requests}: expected 1 to 4096 prompts")
     if prompt is not None and not 1 <= prompt <= MAX_TOKENS:
         raise UsageError(f"--prompt {prompt}: expected 1 to {MAX_TOKENS} tokens")
-    lengths = [prompt] if prompt is not None else prompt_lengths(s)
+    lengths = prompt_lengths(s, prompt)
     if objective == "ttft":
         return Probe("ttft", (max(lengths),), (0,))
     prompts = some_of(lengths, num_requests)
@@ -107,9 +107,11 @@ def arrivals(s: Scenario, rate_per_s: float, num: int) -> tuple[int, ...]:
     return tuple(at_ns)
 
 
-def prompt_lengths(s: Scenario) -> list[int]:
+def prompt_lengths(s: Scenario, instead: int | None = None) -> list[int]:
     """Prompt lengths of the workload in order of arrival. Raises ScenarioError if no prompt fits the context."""
-    if s.workload.source == "requests":
+    if instead is not None:
+        lengths = [instead]
+    elif s.workload.source == "requests":
         lengths = [r.prompt for r in s.workload.requests]
     else:
         lengths = [count(a.request.prompt) for a in build_workload(s).arrivals]
@@ -118,8 +120,8 @@ def prompt_lengths(s: Scenario) -> list[int]:
         longest = max(lengths, default=0)
         raise ScenarioError(
             "scheduler.context_length",
-            f"{s.scheduler.context_length} tokens hold none of the workload's prompts ({longest} tokens the longest)",
-            "a longer context",
+            f"{s.scheduler.context_length} tokens hold no prompt; the longest has {longest} tokens",
+            "a longer context, or a shorter --prompt",
         )
     return fits
 

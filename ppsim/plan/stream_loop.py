@@ -31,13 +31,14 @@ OUTPUT_BYTES = 8  # of a row, as the network of the simulation counts
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What hosts and links add, the same for all configurations; nanoseconds, ``byte_ns`` a byte."""
+    """What hosts and links add; nanoseconds, ``byte_ns`` a byte. The same for all configurations, but for ``byte_ns``,
+    which may be an array over them."""
 
     schedule_ns: float = 0.0
     process_ns: float = 0.0
     latency_ns: float = 0.0
     control_latency_ns: float = 0.0
-    byte_ns: float = 0.0
+    byte_ns: float | Floats = 0.0
     hidden_bytes: int = 0
     poll_ns: float = 0.0
     commit: str = "all"
@@ -70,7 +71,7 @@ class StreamLoop:
         alone = num_stages == 1
         self.control = 0.0 if alone else around.control_latency_ns
         self.latency = 0.0 if alone else around.latency_ns
-        self.pays_bytes = around.byte_ns > 0.0 and not alone
+        self.pays_bytes = bool(np.any(np.asarray(around.byte_ns) > 0.0)) and not alone
         n = feed.num_configs
         # clocks of a rank, and what it left for others in its latest visit
         self.cpu, self.gpu, self.wire, self.fence = (np.zeros((num_stages, n)) for _ in range(4))

@@ -8,14 +8,13 @@ from ppsim.plan import around
 from ppsim.plan.candidate import Candidate, with_candidate
 from ppsim.plan.evaluate import Figures, not_in_fast_path
 from ppsim.plan.feasible import pool_tokens
+from ppsim.plan.grid import chunk_sizes
 from ppsim.plan.probe import NUM_REQUESTS, probe_of
 from ppsim.plan.rerun import rerun
 from ppsim.plan.search import Progress, Search
-from ppsim.plan.tuning import Row, Tuning, score_of
+from ppsim.plan.tuning import Judged, Row, Tuning, score_of
 from ppsim.scenario.tree import Scenario
 from ppsim.sglang.launch import to_launch_line
-
-NUM_RERUN = 2  # the winner and the runner-up
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,22 +49,30 @@ def tune(s: Scenario, wish: Wish, progress: Progress | None = None) -> Tuning:
     found.maps = around.maps(search, winner)
     found.num_evaluated = search.fast.num_evaluated
     found.configs_per_s = found.num_evaluated / max(search.fast.cpu_s, 1e-9)
-    found.notes = notes(s, found)
+    found.notes += notes(search, found)
     return found
 
 
 def judge(search: Search, found: Tuning) -> None:
-    """Run the first rows in the event simulation; where that leaves something to choose, it has the last word."""
-    first = [row for row in found.table[:NUM_RERUN] if row.candidate is not None]
-    pairs = [(row, simulated(search, row)) for row in first]
+    """Run winner and runner-up in the event simulation; where the two differ in order, it has the last word."""
+    first = [row for row in (found.best, found.runner_up) if row is not None]
     objective = search.probe.objective
-    pairs.sort(key=lambda pair: score_of(objective, pair[1]))  # stable: equals stay as they are
-    found.table[: len(pairs)] = [row for row, _ in pairs]
+    figures = {id(row): simulated(search, row) for row in first}
+    first.sort(key=lambda row: score_of(objective, figures[id(row)]))  # stable: equals stay as they are
+    if first[0] is not found.best:
+        found.table.remove(first[0])
+        found.table.insert(0, first[0])
+        found.notes.append("the event simulation prefers the runner-up of the search: it is the winner now")
+    names = ["winner", "runner-up"]
     plain = found.best_without_cp
-    if plain is not None and plain not in found.table[: len(pairs)]:
-        pairs.append((plain, simulated(search, plain)))
-    found.simulated = [figures for _, figures in pairs]
-    found.launch_lines = [launch_line(search.scenario, row.candidate) for row, _ in pairs if row.candidate is not None]
+    if plain is not None and plain not in first:
+        first.append(plain)
+        figures[id(plain)] = simulated(search, plain)
+        names.append("best without cp")
+    s = search.scenario
+    for name, row in zip(names if len(first) > 1 else names[:1], first):
+        assert row.candidate is not None
+        found.judged.append(Judged(name, row, figures[id(row)], launch_line(s, row.candidate)))
 
 
 def simulated(search: Search, row: Row) -> Figures:
@@ -91,10 +98,10 @@ def launch_line(s: Scenario, candidate: Candidate) -> str:
     return f"{to_launch_line(tuned.model_copy(update={'cluster': wide}))} --attn-cp-size {split.cp_size}"
 
 
-def notes(s: Scenario, found: Tuning) -> list[str]:
+def notes(search: Search, found: Tuning) -> list[str]:
     """What the figures rest on and leave out, as sentences."""
     out = []
-    best = found.best
+    s, best = search.scenario, found.best
     if best.split.cp_size > 1:
         out.append("cp is an estimate (ppsim/cost/context_parallel.py); SGLang has it for some models only")
     if best.split.pp_size > 1 and not s.links.bandwidth_gb_per_s:
@@ -107,6 +114,9 @@ def notes(s: Scenario, found: Tuning) -> list[str]:
         out.append(f"disaggregation.role is {s.disaggregation.role!r}: only prefill is tuned, as one plain pipeline")
     if s.scheduler.chunk_planner != "sglang":
         out.append("scheduler.chunk_planner is replaced by SGLang's own rule, the one that can be launched")
+    sizes = chunk_sizes(s, search.longest)
+    if best.candidate is not None and best.candidate.chunked_prefill_size in (sizes[0], sizes[-1]):
+        out.append(f"the best chunk is at the edge of what was tried, {sizes[0]} to {sizes[-1]} tokens")
     left_out = not_in_fast_path(s)
     if left_out:
         out.append(f"the search leaves out {', '.join(left_out)}; the event simulation of the best rows has them")

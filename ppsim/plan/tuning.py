@@ -77,7 +77,7 @@ class Contest:
 
 @dataclass(frozen=True, slots=True)
 class HeatMap:
-    """Scores over two knobs; None: impossible. ``best`` is (row, column)."""
+    """Figures over two knobs; None: cannot run, NaN: does not exist. ``best`` is (row, column)."""
 
     title: str
     row_name: str
@@ -88,6 +88,17 @@ class HeatMap:
     unit: str
     lower_is_better: bool
     best: tuple[int, int] | None = None
+    labels: tuple[tuple[str, ...], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A row that the event simulation has run, with SGLang's command for it."""
+
+    name: str
+    row: Row
+    simulated: Figures
+    launch_line: str
 
 
 @dataclass(slots=True)
@@ -102,8 +113,7 @@ class Tuning:
     changes: list[Change] = field(default_factory=list)
     contests: list[Contest] = field(default_factory=list)
     maps: list[HeatMap] = field(default_factory=list)
-    simulated: list[Figures] = field(default_factory=list)  # of the first rows, by the event simulation
-    launch_lines: list[str] = field(default_factory=list)  # of the same rows
+    judged: list[Judged] = field(default_factory=list)  # the winner first, then the runner-up and others
     notes: list[str] = field(default_factory=list)
     num_evaluated: int = 0
     configs_per_s: float = 0.0  # on one core
@@ -111,6 +121,11 @@ class Tuning:
     @property
     def best(self) -> Row:
         return self.table[0]
+
+    @property
+    def runner_up(self) -> Row | None:
+        """The best row that is not the winner by another name (a depth that changes nothing, for instance)."""
+        return next((row for row in self.table[1:] if row.figures not in (None, self.best.figures)), None)
 
     @property
     def best_without_cp(self) -> Row | None:

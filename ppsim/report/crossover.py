@@ -1,0 +1,122 @@
+"""Speed-up of ways to use the same GPUs over the bandwidth of the link between them, and where they change places.
+
+Rule: a curve is a speed-up over one group of GPUs; the axis on the right divides it by the GPU multiple. Where two
+curves cross, the bandwidth stands as a number. A way that no memory holds is dashed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ppsim.errors import UsageError
+from ppsim.report.gantt import stable_metadata
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+COLOURS = {"pp": "#1f6f8b", "tp": "#d1495b", "cp": "#7a9e3b"}
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Speed-ups of a way at rising bandwidths in GB/s. ``way``: pp, tp or cp."""
+
+    way: str
+    label: str
+    gb_per_s: tuple[float, ...]
+    speedups: tuple[float, ...]
+    fits: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Two curves meet: at this bandwidth and speed-up."""
+
+    text: str
+    gb_per_s: float
+    speedup: float
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """One panel; ``asked`` are bandwidths that the user named."""
+
+    title: str
+    curves: tuple[Curve, ...]
+    marks: tuple[Mark, ...]
+    gpu_multiple: int
+    asked: tuple[float, ...] = ()
+
+
+def plot_crossovers(panels: Sequence[Picture], title: str, path: Path) -> None:
+    """Draw the panels beside each other to ``path`` (the ending says which format). Raises UsageError."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(6.2 * len(panels), 4.6), sharey=True, squeeze=False, layout="constrained"
+    )
+    try:
+        for place, panel in zip(axes[0], panels):
+            draw_panel(place, panel)
+        axes[0][0].set_ylabel("speed-up over one group of GPUs")
+        axes[0][0].legend(loc="lower right", fontsize=8, frameon=False)
+        figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+        figure.savefig(path, dpi=130, metadata=stable_metadata(path))
+    except OSError as error:
+        raise UsageError(f"-o {path}: cannot be written: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UsageError(f"-o {path}: {error}") from None
+    finally:
+        pyplot.close(figure)
+
+
+def draw_panel(axes: Axes, panel: Picture) -> None:
+    """Curves, crossings, and the efficiency on the right."""
+    for curve in panel.curves:
+        style = "-" if curve.fits else (0, (4, 2))
+        label = curve.label if curve.fits else f"{curve.label} (does not fit)"
+        axes.plot(curve.gb_per_s, curve.speedups, linestyle=style, color=COLOURS[curve.way], lw=2.0, label=label)
+    for gb_per_s in panel.asked:
+        axes.axvline(gb_per_s, color="#b9b4a7", lw=0.8, zorder=0)
+    low, high = panel.curves[0].gb_per_s[0], panel.curves[0].gb_per_s[-1]
+    shown = sorted((m for m in panel.marks if low <= m.gb_per_s <= high), key=lambda m: -m.gb_per_s)
+    for i, mark in enumerate(shown):
+        draw_mark(axes, mark, below=24 + 34 * i)
+    axes.set_xscale("log")
+    axes.set_xlim(low, high)
+    axes.set_ylim(0.0, panel.gpu_multiple * 1.05)
+    axes.axhline(panel.gpu_multiple, color="black", lw=0.8, linestyle=":")
+    ticks = [b for b in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000) if low <= b <= high]
+    axes.set_xticks(ticks, [str(b) for b in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel("link between the groups, GB/s in one direction")
+    axes.set_title(panel.title, fontsize=10, loc="left")
+    axes.grid(axis="y", color="#e6e3dc", lw=0.8)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    right = axes.twinx()
+    right.set_ylim(0.0, 105.0)
+    right.set_ylabel(f"efficiency: speed-up / {panel.gpu_multiple}, %", fontsize=9)
+    right.spines[["top", "left"]].set_visible(False)
+
+
+def draw_mark(axes: Axes, mark: Mark, below: float) -> None:
+    """A point, and its words below on the right, where rising curves leave room; lower for each mark further left."""
+    axes.plot([mark.gb_per_s], [mark.speedup], "o", color="black", ms=5, zorder=5)
+    axes.annotate(
+        f"{mark.text}\n{mark.gb_per_s:.3g} GB/s",
+        (mark.gb_per_s, mark.speedup),
+        xytext=(7, -below),
+        textcoords="offset points",
+        ha="left",
+        va="top",
+        fontsize=8,
+        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.9},
+        arrowprops={"arrowstyle": "-", "color": "#7f7a6c", "lw": 0.7, "relpos": (0.0, 1.0)},
+    )
