@@ -82,12 +82,17 @@ def abort(draw: DrawFn, requests: list[dict[str, Any]]) -> dict[str, Any]:
     """Soon after the request has arrived, mostly; or of a request that nobody knows."""
     target = draw(number(0, len(requests)))
     came = requests[target]["at_iteration"] if target < len(requests) else 0
-    return {"rid": f"R{target}", "at_iteration": came + draw(st.sampled_from((0, 1, 2, 3, 4, 5, 6, 8, 11, 16, 24, 32)))}
+    return {"rid": name(target), "at_iteration": came + draw(st.sampled_from((0, 1, 2, 3, 4, 5, 6, 8, 11, 16, 24, 32)))}
+
+
+def name(index: int) -> str:
+    """Ids of which some begin with another one, as an abort by prefix would find them (protocol.md 7.1)."""
+    return f"R{index % 3}" + "x" * (index // 3)
 
 
 def starve(draw: DrawFn, requests: list[dict[str, Any]]) -> None:
     """Short prompts that decode for long, then a long prompt: they take the memory that its chunks count on."""
-    requests += [{"rid": f"R{len(requests) + i}"} for i in range(3)]
+    requests += [{"rid": name(len(requests) + i)} for i in range(3)]
     for other in requests[:-1]:
         other.update(prompt=draw(number(1, 4)), output=draw(number(16, 30)), at_iteration=draw(number(0, 1)))
     requests[-1].update(prompt=draw(number(60, 100)), output=draw(number(1, 4)), at_iteration=draw(number(2, 5)))
@@ -100,7 +105,7 @@ def request(draw: DrawFn, on: set[str], index: int) -> dict[str, Any]:
     if "retraction" in on:  # short prompts grow into each other; one long one is cut while they do
         longest = draw(st.sampled_from((6, 6, 12, 80)))
     found: dict[str, Any] = {
-        "rid": f"R{index}",
+        "rid": name(index),
         "at_iteration": draw(number(0, 2 if "bursts" in on else 30 if "gaps" in on else 12)),
         "prompt": draw(number(1, longest)),
         "output": output,

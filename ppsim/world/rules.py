@@ -149,7 +149,9 @@ class Rules:
         taken = len({q.rid for q in (*slot.running, *launched)})
         if not scheduler.kv.free_rows or taken >= scheduler.config.max_micro_batch_size:
             return
-        first = scheduler.waiting[0]
+        first = next((q for q in scheduler.waiting if q.rid not in scheduler.kv.fetches), None)
+        if first is None:  # all of them wait for storage
+            return
         wanted = self._wanted(r, first) + sum(self._growth(r, q) for q in scheduler.requests.values() if q.pages)
         if wanted < scheduler.kv.available_tokens:
             places = scheduler.config.max_micro_batch_size - taken
