@@ -46,10 +46,10 @@ class LiveClient:
     def __init__(
         self,
         arrivals: Sequence[Arrival],
-        controls: Sequence[Control],
         now_ns: Callable[[], int],
         sleep_ns: Callable[[int], None],
         max_iterations: int = 0,
+        controls: Sequence[Control] = (),
     ) -> None:
         items: list[tuple[int | None, int | None, Input]] = [
             *((a.at_iteration, a.at_ns, a.request) for a in arrivals),

@@ -127,7 +127,7 @@ def client_of(job: Job, timer: ForwardTimer) -> Client:
     if job.inputs is not None:
         return ReplayClient(job.inputs)
     limit = job.scenario.run.max_iterations
-    return LiveClient(job.arrivals, job.controls, timer.now_ns, lambda ns: time.sleep(ns / 1e9), limit)
+    return LiveClient(job.arrivals, timer.now_ns, lambda ns: time.sleep(ns / 1e9), limit, job.controls)
 
 
 def left_behind(core: Rank) -> str:
