@@ -11,14 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 
 from ppsim.core.digest import digest
-from ppsim.errors import ScenarioError
+from ppsim.errors import EXIT_NONDETERMINISM, EXIT_SAFETY, ScenarioError
 from ppsim.fuzz.cluster import ray_rounds
 from ppsim.fuzz.experiment import Experiment, MakeHooks, Outcome, Signature, run_experiment
 from ppsim.fuzz.generate import from_the_seed_alone, strategy
@@ -27,6 +27,7 @@ from ppsim.fuzz.profiles import Profile, profile_named
 from ppsim.fuzz.repro import Repro
 from ppsim.fuzz.shrink import Shrinker
 from ppsim.planted import hooks_for, load_plugin
+from ppsim.recording import Verdict
 
 ROUND = 100
 TWICE_EVERY = 20  # one example in so many is run a second time
@@ -87,8 +88,8 @@ class CampaignResult:
     twice: int
 
 
-class Stop(Exception):
-    """Ends a round at the first failure."""
+class Stop(BaseException):
+    """Ends a round at the first failure. No Exception: Hypothesis would run that example again, and call it flaky."""
 
 
 def run_round(order: Order, number: int, num_examples: int, deadline: float | None = None) -> RoundResult:
@@ -139,12 +140,25 @@ def examine(experiment: Experiment, hooks: MakeHooks, result: RoundResult) -> Ou
     if outcome.signature is None and result.num_examples % TWICE_EVERY == 0:
         result.twice += 1
         again = run_experiment(experiment, hooks)
-        if again.digest != outcome.digest or again.tape != outcome.tape:
-            verdict = outcome.verdict._replace(
-                kind="fail", message="two runs of the same experiment differ: nondeterminism in a hook or in the core"
-            )
-            return Outcome(verdict, outcome.digest, Signature("nondeterminism", ""), outcome.tape)
+        if differ(outcome, again):
+            return nondeterministic(outcome, again)
     return outcome
+
+
+def differ(one: Outcome, other: Outcome) -> bool:
+    """Whether two runs of the same experiment are not the same run."""
+    return (one.digest, one.tape, one.signature) != (other.digest, other.tape, other.signature)
+
+
+def nondeterministic(one: Outcome, other: Outcome) -> Outcome:
+    """The finding that two runs of an experiment differ: a hook, or the core, looks at what is no part of it."""
+    ends = [outcome.verdict.message or f"it ends in digest {outcome.digest}" for outcome in (one, other)]
+    text = (
+        "nondeterminism: two runs of the same experiment differ; a hook reads a clock, draws a random number, keeps "
+        f"state between runs, or walks over a set\n  one run:     {ends[0]}\n  another run: {ends[1]}"
+    )
+    verdict = one.verdict._replace(kind="fail", exit_code=EXIT_NONDETERMINISM, message=text, invariant=None)
+    return replace(one, verdict=verdict, signature=Signature("nondeterminism", ""))
 
 
 def round_sizes(order: Order) -> Iterator[tuple[int, int]]:
@@ -219,21 +233,24 @@ def take(items: Iterator[tuple[int, int]], n: int) -> list[tuple[int, int]]:
 
 
 def finding(order: Order, result: RoundResult, example: int, seconds: float, shrink: bool) -> Finding:
-    """Shrink the failing experiment and run the smallest form once more for the report."""
+    """Shrink the failing experiment and run the smallest form again; what does not come back is nondeterminism."""
     assert result.failing is not None
     assert result.signature is not None
-    shrinker = Shrinker(result.signature, order.hooks())
-    if result.signature.invariant == "nondeterminism" or not shrink:
-        smallest = result.failing
-    else:
+    hooks = order.hooks()
+    shrinker = Shrinker(result.signature, hooks)
+    smallest, outcome, stable = result.failing, *run_twice(result.failing, hooks)
+    if stable and shrink and outcome.signature == result.signature:
         smallest = shrinker.shrink(result.failing)
-    outcome = run_experiment(smallest, order.hooks())
-    repro = Repro(
-        smallest,
-        outcome.signature or result.signature,
-        outcome.digest,
-        outcome.verdict.iteration,
-        order.bugs,
-        order.plugin,
-    )
+        outcome, stable = run_twice(smallest, hooks)
+    if stable and outcome.signature != result.signature:  # it has happened once, and not again
+        other = Outcome(Verdict("fail", EXIT_SAFETY, f"{result.signature.invariant} is broken"), "", None, ())
+        outcome = nondeterministic(outcome, other)
+    signature = outcome.signature or result.signature
+    repro = Repro(smallest, signature, outcome.digest, outcome.verdict.iteration, order.bugs, order.plugin)
     return Finding(repro, outcome, result.failing, shrinker.runs, example, seconds)
+
+
+def run_twice(experiment: Experiment, hooks: MakeHooks) -> tuple[Outcome, bool]:
+    """The outcome of an experiment, and whether a second run is the same."""
+    one, other = run_experiment(experiment, hooks), run_experiment(experiment, hooks)
+    return (nondeterministic(one, other), False) if differ(one, other) else (one, True)

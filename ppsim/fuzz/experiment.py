@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ppsim.core.digest import digest
@@ -94,12 +95,24 @@ def run_experiment(experiment: Experiment, hooks: MakeHooks | None = None, choic
     except ScenarioError:
         raise
     except Exception as error:  # whatever a changed scheduler raises: the fuzzer reports it and goes on
-        verdict = Verdict("fail", EXIT_SAFETY, f"crash: {type(error).__name__}: {error}")
+        verdict = Verdict("fail", EXIT_SAFETY, f"crash: {type(error).__name__}: {error} ({place(error)})")
         return Outcome(verdict, digest("crash", type(error).__name__), Signature("crash", ""), tuple(recorder.tape))
     verdict = result.verdict
     pp_size = scenario.cluster.pp_size
     found = None if verdict.kind == "pass" else Signature(broken(verdict), role_of(verdict, pp_size, result))
     return Outcome(verdict, run_digest(result.recording), found, tuple(recorder.tape), result)
+
+
+def place(error: BaseException) -> str:
+    """File, line and function in which an exception was raised; SimPy raises another one from it."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    trace = error.__traceback__
+    assert trace is not None
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    code = trace.tb_frame.f_code
+    return f"{Path(code.co_filename).name}, line {trace.tb_lineno}, in {code.co_name}"
 
 
 def broken(verdict: Verdict) -> str:
