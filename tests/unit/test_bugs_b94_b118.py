@@ -133,7 +133,7 @@ def test_b103_the_rest_of_a_pass_goes_to_the_longer_prompt() -> None:
 # --- performance -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("stages", [4, 8, 16])
+@pytest.mark.parametrize("stages", [4, 8])
 def test_b105_ring_votes_cost_a_visit_a_stage_and_a_leader_does_not(stages: int) -> None:
     """Mean over R alone; the first prompt meets an idle pipeline. The control share is part of the summary."""
     control = {}
@@ -150,12 +150,12 @@ def test_b106_one_batch_keeps_one_stage_busy_at_the_same_throughput() -> None:
     spread, together = (passed("b106_depth_of_one", f"scheduler.pp_max_micro_batch_size={places}") for places in (1, 8))
     for recording, share in ((spread, 1.0), (together, 1 / 8)):
         for rank in range(8):
-            begin, end = 80 * MS, 720 * MS  # whole rounds of the steady state
+            begin, end = 80 * MS, 240 * MS  # whole rounds of the steady state
             spans = [s for s in recording.spans[rank] if begin <= s.start_ns < end]
             assert sum(s.end_ns - s.start_ns for s in spans) == share * (end - begin)
     per_request = [[r.time_ns for r in recording.replies if r.rid == "R3"] for recording in (spread, together)]
     for times in per_request:
-        assert {b - a for a, b in pairwise(times[5:90])} == {8 * MS}
+        assert {b - a for a, b in pairwise(times[5:35])} == {8 * MS}
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from ppsim.scenario.layers import model_shape, partition_of
 
 # --- P03 -------------------------------------------------------------------------------------------------------
 
-PP2 = ("cluster.pp_size=2", "cluster.tp_size=2", "cost.decode_c_ms=69.9")
-PP4 = ("cluster.pp_size=4", "cluster.tp_size=1", "cost.decode_c_ms=62.7")
+PP2 = ("cluster.pp_size=2", "cluster.tp_size=2", "cost.decode_c_ms=139.8")
+PP4 = ("cluster.pp_size=4", "cluster.tp_size=1", "cost.decode_c_ms=125.4")
 
 
 def sustained_per_s(a: Answers, label: str) -> float:
@@ -106,8 +106,8 @@ P04 = Question(
 
 # --- P05 -------------------------------------------------------------------------------------------------------
 
-DEEPSEEK = "paper/deepseek_v31_h20_pp4_fixed_4096"
-QWEN = "paper/qwen3_235b_h20_pp8_fixed_6144"
+DEEPSEEK: tuple[str, ...] = ()
+QWEN = ('model.key="qwen3-235b-a22b-fp8"', "cluster.tp_size=4")
 CHUNK = "scheduler.chunked_prefill_size={}"
 SPLITS = {
     "61 layers, remainder last": (DEEPSEEK, "[15,15,15,16]"),
@@ -144,14 +144,13 @@ P05 = Question(
     key="P05",
     asked="Where should the remainder layers go?",
     source="vllm-project/vllm PR 46217",
-    scenario=DEEPSEEK,
+    scenario="questions/p05_remainder_layers",
     variants=tuple(
         Variant(
             p05_label(label, chunk),
-            ("cluster.pp_size=4", f"model.layer_partition={split}", CHUNK.format(chunk)),
-            scenario,
+            (*model, f"model.layer_partition={split}", CHUNK.format(chunk)),
         )
-        for label, (scenario, split) in SPLITS.items()
+        for label, (model, split) in SPLITS.items()
         for chunk in (4096, 6144, 8192)
     ),
     figures=(
@@ -302,12 +301,12 @@ P31 = Question(
     key="P31",
     asked="Headline figures of the published chunked-pipeline report (as cited by users)",
     source="vllm-project/vllm issue 41685; LMSYS, Pipeline Parallelism in SGLang",
-    scenario="paper/deepseek_v31_h20_pp4",
+    scenario="questions/p31_headline_figures",
     variants=(
         Variant("deepseek pp1", (), paper("deepseek_v31_h20_pp1")),
-        Variant("deepseek pp4, 12K dynamic", STREAM),
-        Variant("deepseek pp4, 12K fixed", STREAM, paper("deepseek_v31_h20_pp4_fixed_12288")),
-        Variant("deepseek pp4, one prompt"),
+        Variant("deepseek pp4, 12K dynamic"),
+        Variant("deepseek pp4, 12K fixed", ("scheduler.enable_dynamic_chunking=false",)),
+        Variant("deepseek pp4, one prompt", (), paper("deepseek_v31_h20_pp4")),
         Variant("qwen pp1", (), paper("qwen3_235b_h20_pp1")),
         Variant("qwen pp8, dynamic", STREAM, paper("qwen3_235b_h20_pp8")),
         Variant("qwen pp8, 6K fixed", STREAM, paper("qwen3_235b_h20_pp8_fixed_6144")),
