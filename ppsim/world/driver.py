@@ -293,7 +293,7 @@ class SimulatedRank:
             if isinstance(item, NewRequest) and item.rid in self.setting.scripted:
                 recording.arrival(item.rid, self.now, count(item.prompt), item.max_new_tokens)
         recording.ingested(effect.iteration, inputs, self.now)
-        self.setting.watch.ingested(effect.iteration, bool(inputs), effect.idle)
+        self.setting.watch.ingested(effect.iteration, inputs, effect.idle)
         return inputs
 
     def _observe(self, effect: fx.Observe) -> Any:

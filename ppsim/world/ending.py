@@ -86,6 +86,7 @@ def leftovers(setting: Setting) -> Verdict | None:
             invariant, text = problem
             return failed(invariant, simulated, text)
     missing = [a.rid for a in setting.recording.arrivals if a.rid not in setting.watch.ended]
+    missing += [rid for rid, num_owed in setting.watch.owed.items() if num_owed and rid in setting.watch.ended]
     if missing:
         return failed("INV-61", setting.ranks[0], f"{len(missing)} requests got no terminal reply: {missing[:3]}")
     if setting.network.works:

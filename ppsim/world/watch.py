@@ -5,10 +5,11 @@ With ``run.check`` off only the recording is made.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from ppsim.core.effects import Decision, Harvest, Reply
 from ppsim.core.errors import InvariantViolation
+from ppsim.core.messages import FlushCache, Input, NewRequest
 from ppsim.errors import EXIT_LIVENESS, EXIT_UNKNOWN, PpsimError
 from ppsim.world.lockstep import Lockstep
 
@@ -44,13 +45,17 @@ class Watch:
         self.num_requests = num_requests
         self.progress = progress
         self.ended: dict[str, str] = {}
+        self.owed: dict[str, int] = {}  # terminal replies still to come
         self.empty_iterations = 0
 
-    def ingested(self, iteration: int, any_input: bool, idle: bool) -> None:
-        """The first rank starts an iteration."""
+    def ingested(self, iteration: int, inputs: Sequence[Input], idle: bool) -> None:
+        """The first rank starts an iteration. An id may come again: every request and flush is owed a reply."""
+        for item in inputs:
+            if isinstance(item, NewRequest | FlushCache):
+                self.owed[item.rid] = self.owed.get(item.rid, 0) + 1
         if self.max_iterations and iteration >= self.max_iterations:
             raise StopRun(f"stopped at run.max_iterations = {self.max_iterations}", EXIT_UNKNOWN, iteration)
-        if any_input or idle:
+        if inputs or idle:
             self.empty_iterations = 0
         if self.empty_iterations > MAX_EMPTY_ITERATIONS:
             raise StopRun(
@@ -71,16 +76,17 @@ class Watch:
 
     def replied(self, reply: Reply, iteration: int, slot: int) -> None:
         """A reply left for the client: nothing follows a terminal one (invariant 61)."""
-        if reply.rid in self.ended and reply.status != "refused":
+        if not self.owed.get(reply.rid):
             raise InvariantViolation(
                 "INV-61",
                 0,
                 iteration,
                 slot,
                 reply.rid,
-                f"a {reply.status!r} reply follows the terminal reply {self.ended[reply.rid]!r}",
+                f"a {reply.status!r} reply follows the terminal reply {self.ended.get(reply.rid)!r}",
             )
         if reply.status != "token":
+            self.owed[reply.rid] -= 1
             self.ended[reply.rid] = reply.status
             if self.progress is not None:
                 self.progress(len(self.ended), self.num_requests)
