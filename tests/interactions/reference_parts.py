@@ -1,4 +1,4 @@
-"""What the naive scheduler keeps: requests, rows of a batch, slots. Plain values; nothing of the core but the request."""
+"""What the naive scheduler keeps: requests, rows of a batch, slots. Plain values, and the request as it came."""
 
 from __future__ import annotations
 
