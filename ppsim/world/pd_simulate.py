@@ -16,7 +16,7 @@ from ppsim.core.errors import CoreError
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
 from ppsim.core.progress import queue_lines
-from ppsim.errors import EXIT_LIVENESS
+from ppsim.errors import EXIT_LIVENESS, ScenarioError
 from ppsim.recording import PASS, Verdict
 from ppsim.scenario.check import decode_stages
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
@@ -83,13 +83,7 @@ def build(
     settings: dict[str, Setting] = {}
     for side in SIDES:
         mine = one_side(scenario, side)
-        setting = settings[side] = prepare(
-            mine,
-            progress if side == DECODE else None,
-            SideChoices(choices, side),
-            Given(tokens=tokens),
-            shared_workload(mine),
-        )
+        setting = settings[side] = prepare_side(mine, side, progress, choices, tokens)
         for pp_rank in range(mine.cluster.pp_size):
             capacity = local_capacity_tokens(mine, pp_rank)
             for tp_rank in range(mine.cluster.tp_replicas):
@@ -102,6 +96,24 @@ def build(
     transfers.on_change = Changes(sides)
     transfers.on_write = sides.landed.append
     return sides
+
+
+def prepare_side(
+    mine: Scenario,
+    side: str,
+    progress: Callable[[int, int], None] | None,
+    choices: Choices,
+    tokens: dict[str, tuple[int, ...]] | None,
+) -> Setting:
+    """What the ranks of a side share. A ScenarioError says which side it is about, and names the keys of that side."""
+    told = progress if side == DECODE else None  # the client's side
+    try:
+        return prepare(mine, told, SideChoices(choices, side), Given(tokens=tokens), shared_workload(mine))
+    except ScenarioError as error:
+        hint = error.hint
+        if side == DECODE:
+            hint = hint.replace("scheduler.max_total_tokens", "disaggregation.decode_max_total_tokens")
+        raise ScenarioError(error.field, f"{side} side: {error.problem}", hint) from None
 
 
 class Changes:
