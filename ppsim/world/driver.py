@@ -189,8 +189,6 @@ class SimulatedRank:
         source, message = parcel.payload, parcel.message
         assert source is not None
         assert isinstance(message, Hidden | Output)
-        if self.scenario.links.order == "stream" and self.setting.receives_on_stream:
-            self.streams.comm_free = max(self.streams.comm_free, parcel.arrival_ns)
         payload = Payload(parcel.arrival_ns, source.iteration, source.tokens)
         if isinstance(message, Hidden):
             rows = message.num_tokens

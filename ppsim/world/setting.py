@@ -38,6 +38,5 @@ class Setting:
     marks: Marks | None = None  # disaggregation: instants that cut the time to the first token
     peer: Setting | None = None  # two pipelines: of the decode side, the prefill side
     store_lag_ns: int = 0
-    receives_on_stream: bool = False
     ranks: list[SimulatedRank] = field(default_factory=list)
     running: SimulatedRank | None = None  # the rank whose core raised the error that ended the run

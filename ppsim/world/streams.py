@@ -2,7 +2,7 @@
 
     forward   forward passes, in launch order
     schedule  without communication overlap also the waits for sends: forward(i+1) comes after send(i)
-    comm      payload sends and receives of the rank, in order (``links.order``)
+    comm      payload sends of the rank, in order (``links.order``)
 
 A decode batch that runs as a CUDA graph leaves its hidden states in one static buffer. The next graph launch must wait
 until the send of that buffer is over; an eager launch has a buffer of its own and need not (bugs.md B55).
