@@ -239,10 +239,10 @@ def finding(order: Order, result: RoundResult, example: int, seconds: float, shr
     hooks = order.hooks()
     shrinker = Shrinker(result.signature, hooks)
     smallest, outcome, stable = result.failing, *run_twice(result.failing, hooks)
-    if stable and shrink and outcome.signature == result.signature:
+    if stable and shrink and result.signature.is_like(outcome.signature):
         smallest = shrinker.shrink(result.failing)
         outcome, stable = run_twice(smallest, hooks)
-    if stable and outcome.signature != result.signature:  # it has happened once, and not again
+    if stable and not shrinker.signature.is_like(outcome.signature):  # it has happened once, and not again
         other = Outcome(Verdict("fail", EXIT_SAFETY, f"{result.signature.invariant} is broken"), "", None, ())
         outcome = nondeterministic(outcome, other)
     signature = outcome.signature or result.signature

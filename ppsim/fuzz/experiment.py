@@ -1,7 +1,7 @@
 """One experiment: a whole scenario as plain data, the tape of its choices, and what came out of it.
 
 Everything that a run depends on is in here, so an experiment can be saved, sent, shrunk and run again bit for bit. Two
-failures are the same bug if the broken invariant and the role of the rank are the same; the text does not matter.
+failures are the same bug if the broken invariant and the role of the rank are alike; the text does not matter.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ppsim.scenario.load import validate
 from ppsim.world.choices import Choices, RecordingChoices, TapeChoices
 from ppsim.world.simulate import SimulationResult, simulate
 
+ANY_ROLE = "any"
 MakeHooks = Callable[[int, int], Hooks]
 
 
@@ -30,6 +31,12 @@ class Signature:
 
     invariant: str  # INV-nn, or a word where no invariant has a number: livelock, crash, nondeterminism
     role: str  # first | middle | last | ""
+
+    def is_like(self, other: Signature | None) -> bool:
+        """The same bug. A middle stage of many may be the last one of few: only the first is unlike the others."""
+        if other is None or self.invariant != other.invariant:
+            return False
+        return ANY_ROLE in (self.role, other.role) or self.role == other.role or "first" not in (self.role, other.role)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ppsim.errors import ScenarioError
-from ppsim.fuzz.experiment import Experiment, MakeHooks, Signature, is_valid, run_experiment
+from ppsim.fuzz.experiment import ANY_ROLE, Experiment, MakeHooks, Outcome, Signature, is_valid, run_experiment
+from ppsim.scenario.load import validate
 
 Candidate = Callable[[Experiment], Iterator[Experiment]]
 MAX_RUNS = 600
+MANY_STAGES = 3  # a pipeline of first, middle and last shows nearly everything
 
 DEFAULTS: tuple[tuple[str, str, Any], ...] = (
     ("links", "send", "eager"),
@@ -37,12 +39,32 @@ DEFAULTS: tuple[tuple[str, str, Any], ...] = (
     ("scheduler", "chunked_prefill_size", 64),
     ("scheduler", "max_total_tokens", 400),
     ("observations", "max_delay", 0),
+    ("cluster", "comm_overlap", False),
+    ("links", "bandwidth_gb_per_s", 0.0),
+    ("host", "stage_jitter_percent", 0.0),
+    ("scheduler", "reserve_decode", "slot"),
+    ("scheduler", "max_prefill_tokens", 16384),
+    ("scheduler", "prefill_max_requests", 0),
+    ("scheduler", "max_consecutive_prefills", 0),
+    ("scheduler", "max_consecutive_chunks", 0),
+    ("scheduler", "clip_max_new_tokens", 4096),
+    ("scheduler", "schedule_conservativeness", 1.0),
+    ("disaggregation", "bootstrap", "store"),
+    ("disaggregation", "store_lag_us", 0.0),
+    ("hicache", "write_policy", "write_through"),
+    ("hicache", "storage", False),
+    ("hicache", "device_host_gb_per_s", 0.0),
+    ("hicache", "storage_gb_per_s", 0.0),
+    ("hicache", "storage_latency_us", 0.0),
 )
 
 
-@dataclass(slots=True)
+@dataclass
 class Shrinker:
-    """Greedy descent; ``runs`` counts the experiments that were tried."""
+    """Greedy descent; ``runs`` counts the experiments that were tried.
+
+    What must stay is the signature of the failure; a subclass may ask for something else (``still_holds``).
+    """
 
     signature: Signature
     hooks: MakeHooks | None
@@ -50,33 +72,56 @@ class Shrinker:
     runs: int = 0
 
     def shrink(self, experiment: Experiment) -> Experiment:
-        """Apply all passes until none of them finds anything smaller."""
-        best = experiment
+        """Apply all passes until none of them finds anything smaller.
+
+        What is small in requests may need all of its many stages: then once more, with fewer stages from the start,
+        and whichever rank it is that breaks the same invariant there.
+        """
+        best, wanted = self._smallest(experiment), self.signature
+        if stages(best) <= MANY_STAGES:
+            return best
+        self.signature = Signature(wanted.invariant, ANY_ROLE)
+        fewer = self._descend(experiment, fewer_ranks)
+        if stages(fewer) < stages(best):
+            return self._smallest(fewer)
+        self.signature = wanted
+        return best
+
+    def _smallest(self, best: Experiment) -> Experiment:
         while True:
             before = best.key()
             for candidates in PASSES:
                 best = self._descend(best, candidates)
             if best.key() == before or self.runs >= self.max_runs:
-                return best
+                return self._descend(best, tidied)
 
     def _descend(self, best: Experiment, candidates: Candidate) -> Experiment:
         improved = True
         while improved and self.runs < self.max_runs:
             improved = False
             for candidate in candidates(best):
-                if candidate.key() != best.key() and self._same_bug(candidate):
+                if candidate.key() != best.key() and self._holds(candidate):
                     best, improved = candidate, True
                     break
         return best
 
-    def _same_bug(self, candidate: Experiment) -> bool:
+    def _holds(self, candidate: Experiment) -> bool:
         if self.runs >= self.max_runs or not is_valid(candidate):
             return False
         self.runs += 1
         try:
-            return run_experiment(candidate, self.hooks).signature == self.signature
+            return self.still_holds(run_experiment(candidate, self.hooks))
         except ScenarioError:
             return False
+
+    def still_holds(self, outcome: Outcome) -> bool:
+        """Whether a run shows what the first one showed: the same invariant, broken by a rank of the same role."""
+        return self.signature.is_like(outcome.signature)
+
+
+def stages(e: Experiment) -> int:
+    """pp_size of an experiment."""
+    return int(e.raw["cluster"]["pp_size"])
 
 
 def edited(experiment: Experiment, edit: Callable[[dict[str, Any]], None]) -> Experiment:
@@ -106,7 +151,7 @@ def without_items(section: str, key: str) -> Candidate:
 
 def without_sections(e: Experiment) -> Iterator[Experiment]:
     """Drop whole sections of surroundings."""
-    for name in ("faults", "timeouts", "observations"):
+    for name in ("faults", "timeouts", "observations", "hicache", "disaggregation", "links", "host"):
         if name in e.raw:
             yield edited(e, lambda raw, name=name: raw.pop(name))  # type: ignore[misc]
 
@@ -132,9 +177,15 @@ def resize(raw: dict[str, Any], pp_size: int, replicas: int) -> None:
     for entry in raw.get("observations", {}).get("listed", ()):
         # Keep the first and the last rank: the bug is most often between the two ends.
         entry["at"] = [*entry["at"][: after - 1], entry["at"][before - 1]] if after > 1 else entry["at"][:1]
-    skew = raw.get("faults", {}).get("clock_skew_ms")
-    if skew:
-        raw["faults"]["clock_skew_ms"] = skew[:after]
+    faults, tiers = raw.get("faults", {}), raw.get("hicache", {})
+    if faults.get("clock_skew_ms"):
+        faults["clock_skew_ms"] = faults["clock_skew_ms"][:after]
+    for pause in faults.get("pauses", ()):
+        pause["rank"] = min(pause["rank"], after - 1)
+    if isinstance(tiers.get("host_tokens"), list):
+        tiers["host_tokens"] = tiers["host_tokens"][:pp_size]
+    for hit in tiers.get("storage_hits", ()):
+        hit["tokens"] = [*hit["tokens"][: after - 1], hit["tokens"][-1]] if after > 1 else hit["tokens"][:1]
 
 
 def default_features(e: Experiment) -> Iterator[Experiment]:
@@ -169,6 +220,9 @@ def numbers(raw: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], int, int]]:
     for i, entry in enumerate(raw.get("observations", {}).get("listed", ())):
         for k, at in enumerate(entry["at"]):
             yield ("observations", "listed", i, "at", k), at, 0
+    for i, entry in enumerate(raw.get("hicache", {}).get("storage_hits", ())):
+        for k, tokens in enumerate(entry["tokens"]):
+            yield ("hicache", "storage_hits", i, "tokens", k), tokens, 0
 
 
 def assign(raw: Any, path: tuple[Any, ...], value: int) -> None:
@@ -192,11 +246,20 @@ def simpler_tape(e: Experiment) -> Iterator[Experiment]:
                 yield Experiment(e.raw, (*tape[:i], smaller, *tape[i + 1 :]))
 
 
+def tidied(e: Experiment) -> Iterator[Experiment]:
+    """Without what says no more than the defaults; the number of stages is always told."""
+    raw = validate(e.raw).model_dump(mode="json", exclude_defaults=True)
+    raw.setdefault("cluster", {})["pp_size"] = e.raw["cluster"]["pp_size"]
+    yield Experiment(raw, e.tape)
+
+
 PASSES: tuple[Candidate, ...] = (
     without_items("workload", "requests"),
     without_items("workload", "aborts"),
     without_items("workload", "flushes"),
     without_items("observations", "listed"),
+    without_items("faults", "pauses"),
+    without_items("hicache", "storage_hits"),
     without_sections,
     fewer_ranks,
     default_features,
