@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ppsim.core.pd_decode import DecodeRole
+from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.request import Request, State
 from ppsim.recording import Recording
 from ppsim.recording.shares import instants
@@ -100,6 +101,40 @@ def test_b33_a_decode_rank_that_frees_at_the_abort_is_named(monkeypatch: pytest.
     assert (verdict.kind, verdict.invariant, verdict.rid) == ("fail", "INV-52", "R1")
     assert "a sender may still write to it" in verdict.message
     assert verdict.message.startswith("decode side:")
+
+
+ABORTED_WHILE_COMPUTED = {
+    **SLOW_LINK,
+    "scheduler.max_total_tokens": 28,
+    "disaggregation.decode_max_total_tokens": 256,
+    "scheduler.disable_radix_cache": True,  # else the pages of the first chunk stay in the cache
+    "workload.requests": [at(0, 16, rid="R1"), at(2.5, 22, rid="R2")],
+    "workload.aborts": [{"rid": "R1", "at_ms": 2.2, "side": "prefill"}],
+}
+
+
+def test_b33_a_prompt_aborted_between_chunks_keeps_its_pages_until_what_is_on_the_wire_has_landed() -> None:
+    result = passed_pair(ABORTED_WHILE_COMPUTED)
+    one_reply_each(result)
+    writes = [w for rank in (0, 1) for w in writes_of(result, rank) if w.rid == "R1"]
+    assert [w.nth for w in writes if w.arrived] == [1, 1], "what had not begun is never sent"
+    last_ns = max(w.landed_ns for w in writes)
+    assert last_ns > 6 * MS
+    assert instants(result.recording)["R2"]["started"] > last_ns
+    assert ends(prefill_of(result))["R1"] == [("aborted", "abort")]
+    assert ends(result.recording)["R1"] == [("aborted", "the KV transfer from the prefill side failed")]
+
+
+def test_b33_a_prefill_rank_that_frees_at_the_abort_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def frees_at_once(self: PrefillRole, request: Request) -> bool:
+        self.num_buffers += 1
+        return False
+
+    monkeypatch.setattr(PrefillRole, "drains", frees_at_once)
+    verdict = run(ABORTED_WHILE_COMPUTED, PAIR).verdict
+    assert (verdict.kind, verdict.invariant, verdict.rid) == ("fail", "INV-52", "R1")
+    assert "write 1 of its KV (tokens 0:4) is on the wire" in verdict.message
+    assert verdict.message.startswith("prefill side:")
 
 
 # --- B38: abort and end of the transfer in three orders --------------------------------------------------------------
