@@ -1,0 +1,54 @@
+"""The scenario files of two pipelines do what their comments say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ppsim.recording.shares import admissions, instants
+from ppsim.recording.summary import summarize
+from ppsim.scenario import load_scenario
+from ppsim.world import SimulationResult, simulate
+from tests.worlds.pd_making import prefill_of, writes_of
+
+S = 1_000_000_000
+
+
+def ran(name: str, *overrides: str) -> SimulationResult:
+    result = simulate(load_scenario(name, overrides))
+    assert result.verdict.kind == "pass", result.verdict.message
+    return result
+
+
+def ttft_s(result: SimulationResult) -> float:
+    return float(summarize(result.recording, result.verdict)["ttft_s"]["mean"])
+
+
+def test_pd_chunked_transfer_hides_the_kv_of_a_long_prompt_behind_its_compute() -> None:
+    name = "pd_chunked_transfer"
+    result = ran(name)
+    free = ttft_s(ran(name, "disaggregation.kv_bandwidth_gb_per_s=0"))
+    first = writes_of(result, 0)[0]
+    passes = [s.end_ns - s.start_ns for s in prefill_of(result).spans[0] if s.stream == "forward"]
+    load = first.duration_ns / min(passes)
+    print(f"a tenth of the link: {load:.3f} of a pass; TTFT {free:.4f} s without transfer, {ttft_s(result):.4f} s with")
+    assert 0.05 < load < 0.12
+    assert 0 < ttft_s(result) - free < 0.01 * free
+    assert ttft_s(ran(name, "disaggregation.kv_bandwidth_gb_per_s=1")) > 1.2 * free
+
+
+def test_pd_busy_votes_costs_a_round_more_than_the_leader_chain() -> None:
+    found: dict[str, Any] = {}
+    for bootstrap in ("vote", "store"):
+        result = ran("pd_busy_votes", f'disaggregation.bootstrap="{bootstrap}"')
+        found[bootstrap] = next(a for a in admissions(prefill_of(result)) if a.rid == "short")
+    assert found["vote"].iterations == 9
+    assert round(found["vote"].all_ranks_ns / S) == 15
+    assert found["store"].iterations == 1
+    assert round(found["store"].all_ranks_ns / S) == 7
+
+
+def test_pd_mooncake_serves_the_first_requests_of_a_trace() -> None:
+    result = ran("pd_mooncake", "workload.num_requests=12")
+    summary = summarize(result.recording, result.verdict)
+    assert summary["num_finished"] == 12
+    assert all("landed" in marks for marks in instants(result.recording).values())
