@@ -9,7 +9,7 @@ from ppsim.plan import grid
 from ppsim.plan.candidate import Candidate, Split
 from ppsim.plan.evaluate import FastPath, Figures
 from ppsim.plan.probe import Probe
-from ppsim.plan.search import Search, neighbours
+from ppsim.plan.search import Search
 from ppsim.plan.tuning import Change, Contest, HeatMap, score_of
 
 CONCURRENCIES = (1, 4)
@@ -20,25 +20,7 @@ RULE_MULTIPLE = 3
 
 def changes(search: Search, winner: Candidate) -> list[Change]:
     """Each knob one step down and up; of another split its own best chunk."""
-    sizes = grid.chunk_sizes(search.scenario, search.longest)
-    steps: list[tuple[str, Candidate | None]] = [
-        (f"chunk {n}", winner.but(chunked_prefill_size=n)) for n in neighbours(sizes, winner.chunked_prefill_size)
-    ]
-    if winner.is_dynamic:
-        for factor in (winner.smooth_factor - grid.FACTOR_STEP, winner.smooth_factor + grid.FACTOR_STEP):
-            if 0.0 < round(factor, 4) <= 1.0:
-                steps.append((f"smooth factor {factor:.2f}", winner.but(smooth_factor=round(factor, 4))))
-        steps.append(("fixed chunks", winner.but(smooth_factor=0.0)))
-    else:
-        steps.append((f"dynamic, factor {grid.DEFAULT_FACTOR}", winner.but(smooth_factor=grid.DEFAULT_FACTOR)))
-    for depth in (winner.pp_async_batch_depth - 1, winner.pp_async_batch_depth + 1):
-        if depth >= 0:
-            steps.append((f"depth {depth}", winner.but(pp_async_batch_depth=depth)))
-    for name, source, target in (("first to last", 0, -1), ("last to first", -1, 0)):
-        partition = grid.moved(winner.layer_partition, source, target)
-        if partition is not None:
-            steps.append((f"one layer from {name} stage", winner.but(layer_partition=partition)))
-    found = [_change(search, name, candidate, winner) for name, candidate in steps if candidate is not None]
+    found = [_change(search, name, candidate, winner) for name, candidate in search.steps_from(winner)]
     return found + _other_splits(search, winner)
 
 

@@ -148,8 +148,11 @@ class RooflineArrays:
 
     def piece(self, prefix_len: Floats, new_tokens: Floats, is_first: Bools) -> Floats:
         prefix, new = self.shards.cut(prefix_len, new_tokens)
-        pairs = (2.0 * prefix * new + new * new) / 2.0
-        return np.stack([new, pairs, prefix, np.ones_like(new), new_tokens])
+        features = np.empty((self.num_features, *new.shape))
+        features[0] = new
+        features[1] = (2.0 * prefix * new + new * new) / 2.0
+        features[2], features[3], features[4] = prefix, 1.0, new_tokens
+        return features
 
     def stage_ns(self, features: Floats) -> Floats:
         tokens, pairs, prefix, rows, all_tokens = features

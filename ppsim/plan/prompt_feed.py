@@ -129,8 +129,7 @@ class _Filling:
             return False
         self.rem_input = limits.max_prefill_tokens - paged
         ends = self.goes_on & (feed.rest == 0.0)
-        self.used_now = paged + self.goes_on * limits.page_size
-        self.used = self.used_now + ends * ONE_OUTPUT_TOKEN
+        self.used = paged + self.goes_on * limits.page_size + ends * ONE_OUTPUT_TOKEN
         self.room = limits.pool_tokens - feed.held_tokens + self.held_here()
         self.free_rows = limits.max_rows - feed.held_rows
         return True
@@ -151,11 +150,10 @@ class _Filling:
         new = feed.lengths[index]
         tries &= new + ONE_OUTPUT_TOKEN + limits.page_size < self.room - self.used
         whole = feed.pages(new) <= self.rem_chunk
-        cut = np.floor(self.rem_chunk / limits.page_size) * limits.page_size
-        tries &= whole | ((cut > 0.0) & (feed.rest == 0.0))
         if not tries.any():
             return False
-        take = np.where(tries, np.where(whole, new, cut), 0.0)
+        # Budgets are whole pages, so what is cut takes all that is left, and nothing is cut after it.
+        take = np.where(tries, np.where(whole, new, self.rem_chunk), 0.0)
         rest = new - take
         starts = tries & (rest > 0.0)
         np.copyto(feed.rest, rest, where=starts)
@@ -166,7 +164,6 @@ class _Filling:
         self._charge(tries, take, rest)
         feed.next_prompt = index + tries
         self.open = tries & (self.rem_chunk > 0.0) & (self.rem_input > 0.0)
-        self.open &= (self.room - self.used > 0.0) & (self.room - self.used_now > 0.0)
         return bool(self.open.any())
 
     def _charge(self, on: Bools, take: Floats, rest: Floats) -> None:
@@ -178,7 +175,6 @@ class _Filling:
         self.free_rows -= on
         self.rem_chunk = self.rem_chunk - paged
         self.rem_input = self.rem_input - paged
-        self.used_now = self.used_now + paged + on * page
         self.used = self.used + paged + on * (page + ONE_OUTPUT_TOKEN * (rest == 0.0))
 
     def _add(

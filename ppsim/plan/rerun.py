@@ -20,10 +20,12 @@ def rerun(s: Scenario, candidate: Candidate, probe: Probe, pool_tokens: int) -> 
 
 
 def figures_of(scenario: Scenario) -> Figures:
-    """Simulate, and read the summary. Raises PpsimError if the run does not pass."""
+    """Simulate, and read the summary. Raises PpsimError with the verdict's exit code if the run does not pass."""
     result = simulate(scenario)
     if result.verdict.kind != "pass":
-        raise PpsimError(f"{scenario.name}: the event simulation does not pass: {result.verdict.message}")
+        error = PpsimError(f"{scenario.name}: the event simulation does not pass: {result.verdict.message}")
+        error.exit_code = result.verdict.exit_code
+        raise error
     summary = summarize(result.recording, result.verdict)
     ttft = summary["ttft_s"]["mean"]
     return Figures(float(ttft), float(summary["input_tokens_per_s"]), float(summary["bubble_ratio"]))

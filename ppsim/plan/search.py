@@ -2,7 +2,8 @@
 
 The path is the one that is recommended for SGLang: the best fixed chunk, an initial size of two to four times that, a
 smooth factor of 0.6 to 0.85, the layers. It moves one knob at a time, and its end is one of the candidates of the joint
-search: first every split over all chunks and factors, then depth and layers of the best splits around their best chunk.
+search: first every split over all chunks and factors, then depth and layers of the best splits around their best chunk,
+then single steps from the best candidate until none helps. So no step of one knob improves the winner.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from ppsim.scenario.tree import Scenario
 
 MAX_GPUS = 1024
 NUM_REFINED = 3  # splits whose depth and layers are searched, too
+MAX_CLIMBS = 24
 SPARE_TOKENS = 2
 
 Progress = Callable[[int, int], None]
@@ -157,6 +159,7 @@ class Search:
         self.evaluate(c for split in able for c in self.chunk_grid(split, depth, self.feasible(split).partition))
         for split, best in self.best_by_split()[:NUM_REFINED]:
             self.evaluate(self.refinements(split, best))
+        self.climb()
 
     def best_by_split(self) -> list[tuple[Split, Candidate]]:
         """The best candidate of each split, the best split first."""
@@ -181,6 +184,35 @@ class Search:
             for factor in sorted(factors)
             for partition in self.partitions(split)
         ]
+
+    def steps_from(self, c: Candidate) -> list[tuple[str, Candidate]]:
+        """Every knob of a candidate moved by one step, the split left alone."""
+        sizes = grid.chunk_sizes(self.scenario, self.longest)
+        near = neighbours(sizes, c.chunked_prefill_size)
+        steps = [(f"chunk {n}", c.but(chunked_prefill_size=n)) for n in near]
+        if c.is_dynamic:
+            for factor in (round(c.smooth_factor + d, 4) for d in (-grid.FACTOR_STEP, grid.FACTOR_STEP)):
+                if 0.0 < factor <= 1.0:
+                    steps.append((f"smooth factor {factor:.2f}", c.but(smooth_factor=factor)))
+            steps.append(("fixed chunks", c.but(smooth_factor=0.0)))
+        else:
+            steps.append((f"dynamic, factor {grid.DEFAULT_FACTOR}", c.but(smooth_factor=grid.DEFAULT_FACTOR)))
+        for depth in (c.pp_async_batch_depth - 1, c.pp_async_batch_depth + 1):
+            if depth >= 0:
+                steps.append((f"depth {depth}", c.but(pp_async_batch_depth=depth)))
+        for name, source, target in (("first to last", 0, -1), ("last to first", -1, 0)):
+            partition = grid.moved(c.layer_partition, source, target)
+            if partition is not None:
+                steps.append((f"one layer from {name} stage", c.but(layer_partition=partition)))
+        return steps
+
+    def climb(self) -> None:
+        """Step from the best candidate as long as a step of one knob makes it better."""
+        for _ in range(MAX_CLIMBS):
+            best = min(self.known.items(), key=lambda item: self.order(*item))
+            found = self.best_of(c for _, c in self.steps_from(best[0]))
+            if found is None or self.order(*found) >= self.order(*best):
+                return
 
     def table(self) -> list[Row]:
         """Everything that was evaluated, best first, then the splits that cannot run."""

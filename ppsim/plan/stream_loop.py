@@ -131,8 +131,11 @@ class StreamLoop:
         """An idle first rank goes straight to the next arrival, in steps of its polling."""
         feed, now = self.feed, self.cpu[0]
         idle_after = self.num_slots + (self.num_stages > 1)  # the last output is passed on in a visit of its own
+        drained = i - self.last_launch >= idle_after
+        if not drained.any():
+            return
         coming = feed.next_arrival_ns
-        idle = (i - self.last_launch >= idle_after) & (coming > now) & (feed.rest == 0.0) & np.isfinite(coming)
+        idle = drained & (coming > now) & (feed.rest == 0.0) & np.isfinite(coming)
         if idle.any():
             wait_ns = np.where(idle, coming, now) - now
             poll = self.around.poll_ns
