@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ppsim.world.choices import SeededChoices
 from tests.worlds.making import UNIT, passed, tokens_of
-from tests.worlds.pd_making import at, both, passed_pair, prefill_of, writes_of
+from tests.worlds.pd_making import at, both, ends, passed_pair, prefill_of, writes_of
 
 REQUESTS = [
     at(0, 10, 5, "R1"),
@@ -136,6 +136,10 @@ def test_any_small_load_ends_with_the_plain_tokens_and_the_same_bytes_in_any_ord
         "workload.requests": rows,
     }
     result = passed_pair(changes)
-    assert tokens_of(result.recording) == plain(rows, seed=seed)
+    replies = ends(result.recording)
+    for rid, tokens in plain(rows, seed=seed).items():
+        got = tokens_of(result.recording)[rid]
+        cut_short = replies[rid][0][1].startswith("out of KV memory")  # alone in its slot of a full decode pool
+        assert got == (tokens[: len(got)] if cut_short else tokens)
     shuffled = passed_pair(changes, choices=SeededChoices(seed, shuffle_order=True))
     assert both(shuffled) == both(result)
