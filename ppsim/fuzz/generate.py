@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from ppsim.fuzz.experiment import Experiment
+from ppsim.fuzz.pair import two_sides
 from ppsim.fuzz.profiles import Profile
 
 MAX_ITERATIONS = 3000
@@ -50,6 +51,8 @@ def experiments(draw: DrawFn, profile: Profile) -> Experiment:
     if "hicache" in on and role != "decode":
         tiers(draw, on, raw)
     raw["run"] = {"max_iterations": MAX_ITERATIONS, "invariants": True, "max_wait_iterations": patience(raw)}
+    if role == "pd":
+        two_sides(draw, on, raw)
     num_choices = draw(number(0, 24)) if on & {"delays", "jitter"} else 0
     tape = draw(st.lists(number(0, 15), min_size=num_choices, max_size=num_choices))
     return Experiment(raw, tuple(tape))
@@ -204,8 +207,8 @@ def limits(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]
         found["max_prefill_tokens"] = draw(st.sampled_from((8, 24, 64)))
         found["prefill_max_requests"] = draw(number(0, 2))
     if "turns" in on and role != "decode":
-        found["max_consecutive_prefills"] = draw(number(0, 3))
-        found["max_consecutive_chunks"] = draw(number(0, 3))
+        prefills, chunks = draw(st.sampled_from(((1, 0), (2, 0), (0, 1), (0, 2), (1, 1))))
+        found["max_consecutive_prefills"], found["max_consecutive_chunks"] = prefills, chunks
     return found
 
 
@@ -233,8 +236,13 @@ def surroundings(draw: DrawFn, on: set[str], role: str, raw: dict[str, Any]) -> 
     observations: dict[str, Any] = {}
     if "delays" in on:
         observations["max_delay"] = draw(number(1, 6))
-    if on & {"listed", "failures"}:
+    if on & {"listed", "failures"} and role != "pd":
         observations["listed"] = [listed(draw, on, role, raw) for _ in range(draw(number(0, 3)))]
+    if "stuck" in on and role != "plain":
+        never = {"what": KINDS[role][0], "rid": raw["workload"]["requests"][0]["rid"], "at": [10**6] * num_ranks(raw)}
+        observations["listed"] = [never, *observations.get("listed", [])]
+        raw["timeouts"] = {"waiting_ms": draw(number(5, 30))}
+        raw["host"]["schedule_us"] = 1000.0  # what waits for a limit must see time go by
     if observations:
         raw["observations"] = observations
     if "timeouts" in on:

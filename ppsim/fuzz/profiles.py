@@ -58,7 +58,7 @@ POLICY = (
 DELAYS = ("delays", "listed")
 TIERS = ("write_back", "tiny_host", "storage", "slow_tiers", "uneven_host", "many_prefixes")  # of "hicache"
 ENDS = ("aborts", "abort_all", "flush", "timeouts")
-SIDES = ("ring_bootstrap", "failures", "store_lag")
+SIDES = ("ring_bootstrap", "failures", "store_lag", "stuck")
 
 PROFILES: dict[str, Profile] = {
     p.name: p
@@ -73,12 +73,19 @@ PROFILES: dict[str, Profile] = {
             ("retraction",),
         ),
         Profile("pd", ("prefill", "decode"), (*BASE, *DELAYS, *SIDES, "aborts", "abort_all", "grammar")),
+        Profile("pair", ("pd",), (*BASE, "aborts", "abort_all", "ring_bootstrap", "kv_faults", "limits", "delays")),
         Profile("grammar", ("plain",), (*BASE, *DELAYS, "grammar", "aborts", "failures"), ("grammar",)),
         Profile(
             "hicache",
             ("plain", "plain", "prefill"),
             (*BASE, "lpm", "few_rows", "small_slots", "mixed", "aborts", "abort_all", "flush", *DELAYS, *TIERS),
             ("hicache", "prefixes", "tight_pool"),
+        ),
+        Profile(
+            "fairness",
+            ("plain",),
+            ("prefixes", "pages", "depth", "stops", "host", "lpm", "small_slots", "few_rows", "priorities"),
+            ("turns", "chunks", "bursts", "long_outputs", "long_prompts"),
         ),
         Profile("blocking", ("plain",), (*BASE, "aborts", "rendezvous", "parity"), ("rendezvous", "parity")),
         Profile(

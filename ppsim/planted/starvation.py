@@ -37,7 +37,7 @@ def view_if_busy(rank: Rank) -> Effects[tuple[Rids, Rids]]:
     return (yield from view_release(rank))
 
 
-@planted("chunk_row_counted_twice", breaks="I14", profile="chunked", source="bugs.md B86")
+@planted("chunk_row_counted_twice", breaks="I14", profile="fairness", source="bugs.md B86")
 class ChunkRowCountedTwice(Hooks):
     """A continued prompt is counted against the free rows, although it has its row: the slot is closed too early."""
 
@@ -45,7 +45,7 @@ class ChunkRowCountedTwice(Hooks):
         return num_admitted
 
 
-@planted("prefill_limit_ignored", breaks="I14", profile="plain", source="bugs.md B87")
+@planted("prefill_limit_ignored", breaks="I14", profile="fairness", source="bugs.md B87")
 class PrefillLimitIgnored(Hooks):
     """Prefill comes first for ever: the limit on prefill batches in a row is not looked at."""
 
@@ -53,7 +53,7 @@ class PrefillLimitIgnored(Hooks):
         return False
 
 
-@planted("running_prompt_first", breaks="I14", profile="chunked", source="bugs.md B88, B92")
+@planted("running_prompt_first", breaks="I14", profile="fairness", source="bugs.md B88, B92")
 class RunningPromptFirst(Hooks):
     """The chunks of a running prompt come before all that wait, however many there are."""
 

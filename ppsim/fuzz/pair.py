@@ -1,0 +1,59 @@
+"""Experiments with two pipelines: what the generator draws for a role "pd" beyond a single server.
+
+Time is what both sides share, so requests and aborts come at times; an abort may be read by one side only. The decode
+side has pools, depths and stages of its own, the wire is slow or fast, limits are short or never reached, and writes
+fail or are lost.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+from hypothesis.strategies import DrawFn
+
+TICK_MS = 0.7  # between two iterations of arrival, so that some meet a busy server and some do not
+
+
+def two_sides(draw: DrawFn, on: set[str], raw: dict[str, Any]) -> None:
+    """Turn an experiment in logical time into one of two pipelines."""
+    cluster, work = raw["cluster"], raw["workload"]
+    for request in work["requests"]:
+        request["at_ms"] = round(request.pop("at_iteration") * TICK_MS, 3)
+    for abort in work.get("aborts", ()):
+        abort["at_ms"] = round(abort.pop("at_iteration") * TICK_MS, 3)
+        abort["side"] = draw(st.sampled_from(("both", "decode", "prefill")))
+    raw["observations"] = {"max_delay": raw.get("observations", {}).get("max_delay", 0)}
+    raw["host"]["schedule_us"] = 50.0
+    raw["model"] = {
+        "num_hidden_layers": 4,
+        "num_attention_heads": cluster["tp_size"],
+        "num_key_value_heads": cluster["tp_size"],
+    }
+    page = raw["scheduler"]["page_size"]
+    raw["disaggregation"] |= {
+        "decode_pp_size": draw(st.sampled_from((cluster["pp_size"], 1))),
+        "decode_pp_async_batch_depth": draw(st.sampled_from((0, 1, 2))) if "depth" in on else 0,
+        "decode_max_total_tokens": raw["scheduler"]["max_total_tokens"] + page * draw(st.sampled_from(tuple(range(9)))),
+        "control_latency_us": draw(st.sampled_from((0.0, 20.0, 700.0))),
+        "kv_bandwidth_gb_per_s": draw(st.sampled_from((0.0, 0.01, 0.002))),
+        "kv_latency_us": draw(st.sampled_from((0.0, 900.0))),
+        "bootstrap_timeout_ms": draw(st.sampled_from((0.0, 60.0))) if "limits" in on else 0.0,
+        "receive_timeout_ms": draw(st.sampled_from((0.0, 60.0, 60.0))) if "limits" in on else 0.0,
+        "lease_ms": 500.0,  # longer than any write: a sender that lives has stopped by then
+    }
+    if "kv_faults" in on:
+        raw["disaggregation"]["kv_faults"] = [kv_fault(draw, raw) for _ in range(draw(st.sampled_from((1, 2))))]
+    raw["run"].pop("max_wait_iterations", None)  # a side sleeps while it waits, so iterations say nothing
+
+
+def kv_fault(draw: DrawFn, raw: dict[str, Any]) -> dict[str, Any]:
+    """One KV write that goes wrong. A lost one needs a limit: nobody else ends the wait for it."""
+    num_ranks = raw["cluster"]["pp_size"] * raw["cluster"]["tp_replicas"]
+    ends = raw["disaggregation"]["receive_timeout_ms"] > 0
+    return {
+        "rid": draw(st.sampled_from(raw["workload"]["requests"]))["rid"],
+        "rank": draw(st.sampled_from(tuple(range(num_ranks)))),
+        "nth": draw(st.sampled_from((1, 1, 2))),
+        "what": draw(st.sampled_from(("failed", "lost", "lost"))) if ends else "failed",
+    }
