@@ -77,7 +77,9 @@ def workload(draw: DrawFn, on: set[str]) -> dict[str, Any]:
     if aborts:
         found["aborts"] = aborts
     if "flush" in on:
-        found["flushes"] = [{"rid": "flush", "at_iteration": draw(number(0, 40))}]
+        first = min(int(r["at_iteration"]) for r in requests)  # right behind it only its prompt is in flight
+        at = {"flush": draw(number(0, 60)), "early flush": first + draw(number(1, 2))}
+        found["flushes"] = [{"rid": rid, "at_iteration": iteration} for rid, iteration in at.items()]
     return found
 
 

@@ -102,10 +102,11 @@ class AbortInTheMiddle(Hooks):
 
 
 def abort_again(rank: Rank) -> None:
-    scheduler = rank.scheduler
-    visited = scheduler.slots.current(rank.iteration).launched
-    aborts = [item for item in rank.inputs if isinstance(item, AbortReq) and not item.abort_all]
-    for item in aborts:
-        for request in visited.requests if visited is not None else ():
-            if request.rid.startswith(item.rid) and not request.is_terminal and not request.to_abort:
-                request.to_abort = item.reason
+    """The first request of the visited slot is taken for the one that the abort names."""
+    visited = rank.scheduler.slots.current(rank.iteration).launched
+    for item in rank.inputs:
+        if not isinstance(item, AbortReq) or item.abort_all or visited is None or rank.batch is None:
+            continue
+        wrong = visited.requests[0]
+        if item.rid in rank.scheduler.requests and wrong.rid != item.rid and not wrong.to_abort:
+            wrong.to_abort = item.reason
