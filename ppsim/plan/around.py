@@ -73,8 +73,7 @@ def contest(search: Search, winner: Candidate, prompt: int, concurrency: int) ->
     fixed = [winner.but(chunked_prefill_size=n, smooth_factor=0.0) for n in sizes]
     dynamic = [winner.but(chunked_prefill_size=n, smooth_factor=f) for n in sizes for f in grid.SMOOTH_FACTORS]
     best_fixed, fixed_at = _fastest(fast, fixed)
-    most = -(-prompt // grid.alignment(search.scenario)) * grid.alignment(search.scenario)
-    rule_chunk = min(grid.aligned(search.scenario, RULE_MULTIPLE * best_fixed.chunked_prefill_size), most)
+    rule_chunk = min(grid.aligned(search.scenario, RULE_MULTIPLE * best_fixed.chunked_prefill_size), sizes[-1])
     rule = winner.but(chunked_prefill_size=rule_chunk, smooth_factor=grid.DEFAULT_FACTOR)
     rule_at = fast.figures([rule])[0]
     best_dynamic, dynamic_at = _fastest(fast, [rule, *dynamic])

@@ -121,7 +121,7 @@ def agree(s: Scenario, candidate: Candidate, probe: Probe, pool: int) -> None:
 
 
 @given(cases())
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_the_fast_path_is_the_event_simulation(case: tuple[Scenario, Candidate, Probe, int]) -> None:
     assert not_in_fast_path(case[0]) == ()
     agree(*case)
@@ -249,7 +249,7 @@ def stage_costs(kind: str) -> list[StageCost]:
 
 @pytest.mark.parametrize("kind", ["quadratic", "deepseek-v3.1", "qwen3-235b-a22b-fp8", "llama-3.1-8b"])
 @given(work=works)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_stage_times_on_arrays_are_those_of_the_scalars(kind: str, work: list[tuple[int, int]]) -> None:
     costs = stage_costs(kind)
     arrays = array_cost(costs)
@@ -274,7 +274,7 @@ def test_stage_times_on_arrays_are_those_of_the_scalars(kind: str, work: list[tu
     b=st.sampled_from([0.0, 1e-3, 1.0]),
     cap=st.sampled_from([64, 1000, 16384]),
 )
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_the_chunk_rule_on_arrays_is_the_predictor_of_the_scheduler(
     base: int, prefix: int, context: int, smooth: float, page: int, a: float, b: float, cap: int
 ) -> None:
