@@ -2,7 +2,8 @@
 
 Who looks at the other side waits until everybody has come to its local time. The first rank of a side sleeps where
 looking again cannot help: nothing is launched, the votes have settled, and no status has changed meanwhile. It wakes
-when one changes, when a request arrives, or when a limit of its own passes, at the visit that would have come then.
+when one changes, when a request arrives, or when a limit of its own passes, at the visit that would have come then. (A
+change on a later rank could have been seen one visit earlier: that rank looks a little after the first one.)
 """
 
 from __future__ import annotations
