@@ -97,7 +97,7 @@ MIXED = [(10, 0, 3, 7), (0, 10, 0, 10), (1, 2, 3, 4), (4, 3, 2, 1), (9, 9, 0, 9)
 @pytest.mark.parametrize("vote", VOTES)
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_mixed_delays_with_all_invariants(vote: str, depth: int) -> None:
-    shape = {"cluster.pp_async_batch_depth": depth, "run.invariants": True}
+    shape: dict[str, Any] = {"cluster.pp_async_batch_depth": depth, "run.invariants": True}
     base = applied(vote, observed(vote, (0,) * 4, **shape)) - 3
     for delays in MIXED:
         at = tuple(base + delay for delay in delays)
