@@ -317,7 +317,7 @@ def _receive_output(rank: Rank) -> Effects[None]:
             f"logprobs for {wanted} rows",
             f"for {came} rows",
             f"rank {link.prev} passed the output on without all of its fields",
-            "I17",
+            "INV-71",
         )
 
 

@@ -41,7 +41,7 @@ class ChunkCountMovesRows(Hooks):
         return (*token_ids[1:], token_ids[0])
 
 
-@planted("logprobs_not_relayed", breaks="I17", profile="plain", source="bugs.md B57")
+@planted("logprobs_not_relayed", breaks="INV-71", profile="plain", source="bugs.md B57")
 class LogprobsNotRelayed(Hooks):
     """Only the token ids of an output go on round the ring."""
 
@@ -56,7 +56,7 @@ class LogprobsNotRelayed(Hooks):
         return behind(steps, "launch_batch", does(drop_extras))
 
 
-@planted("token_before_abort", breaks="I12", profile="abort", source="bugs.md B60")
+@planted("token_before_abort", breaks="INV-67", profile="abort", source="bugs.md B60")
 class TokenBeforeAbort(Hooks):
     """The result of a last chunk is applied before the pending abort is looked at."""
 
@@ -93,7 +93,7 @@ class LayersCountedByOwnStage(Hooks):
         return pp_rank * layers[pp_rank] if layers else 0
 
 
-@planted("abort_in_the_middle", breaks="I13", profile="abort", source="bugs.md B66")
+@planted("abort_in_the_middle", breaks="INV-68", profile="abort", source="bugs.md B66")
 class AbortInTheMiddle(Hooks):
     """An abort acts again in the middle of an iteration, where the slot variables point to another batch."""
 

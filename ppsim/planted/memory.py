@@ -49,7 +49,7 @@ class EndsTwice(Hooks):
         return behind(steps, "absorb_outputs", does(free))
 
 
-@planted("flush_beside_launched", breaks="I20", profile="abort", source="bugs.md B45")
+@planted("flush_beside_launched", breaks="INV-73", profile="abort", source="bugs.md B45")
 class FlushBesideLaunched(Hooks):
     """The idle test looks at queues, running sets and the chunked prompt, not at batches in flight."""
 
@@ -85,7 +85,7 @@ class AbortedChunkLeaks(Hooks):
         return ends
 
 
-@planted("retraction_without_effect", breaks="I10", profile="retraction", source="bugs.md B48")
+@planted("retraction_without_effect", breaks="INV-66", profile="retraction", source="bugs.md B48")
 class RetractionWithoutEffect(Hooks):
     """A retracted request is taken out of the batch, and keeps its KV."""
 
@@ -93,7 +93,7 @@ class RetractionWithoutEffect(Hooks):
         return False
 
 
-@planted("skipped_step_keeps_growth", breaks="I10", profile="plain", source="bugs.md B52")
+@planted("skipped_step_keeps_growth", breaks="INV-66", profile="plain", source="bugs.md B52")
 class SkippedStepKeepsGrowth(Hooks):
     """A decode step is skipped while every other slot is empty, on all ranks; the KV it was given is not taken back."""
 

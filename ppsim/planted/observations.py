@@ -104,7 +104,7 @@ class ReleaseWaitsForOwnPoll(Hooks):
         rank.due["release"] = Verdict(*told, over, verdict.bad)
 
 
-@planted("limits_off_in_pd", breaks="I14", profile="pd", source="bugs.md B74")
+@planted("limits_off_in_pd", breaks="INV-69", profile="pd", source="bugs.md B74")
 class LimitsOffInPd(Hooks):
     """The loops of disaggregation never come to the scan for expired requests."""
 
@@ -136,7 +136,7 @@ class VoteBehindALocalTest(Hooks):
         return vote != "release" or self.tp_rank > 0 or bool(good or bad)
 
 
-@planted("barrier_in_each_iteration", breaks="I18", profile="plain", source="bugs.md B83")
+@planted("barrier_in_each_iteration", breaks="INV-72", profile="plain", source="bugs.md B83")
 class BarrierInEachIteration(Hooks):
     """Every status poll is a collective: in each iteration all stages wait until the last one has come there."""
 

@@ -36,7 +36,7 @@ class FreedWhileBeingWritten(Hooks):
         return (does(install), *steps)
 
 
-@planted("sent_at_launch", breaks="I9", profile="pair", source="bugs.md B34")
+@planted("sent_at_launch", breaks="INV-65", profile="pair", source="bugs.md B34")
 class SentAtLaunch(Hooks):
     """KV of a chunk is sent as soon as the next one is scheduled, whether its own forward pass has ended or not."""
 
@@ -44,7 +44,7 @@ class SentAtLaunch(Hooks):
         return 0
 
 
-@planted("silent_sender_is_waited_for", breaks="I15", profile="pair", source="bugs.md B38")
+@planted("silent_sender_is_waited_for", breaks="INV-70", profile="pair", source="bugs.md B38")
 class SilentSenderIsWaitedFor(Hooks):
     """An aborted receiver holds its pages until the word of its sender comes, however long that takes."""
 
@@ -52,7 +52,7 @@ class SilentSenderIsWaitedFor(Hooks):
         return False
 
 
-@planted("rejection_not_told", breaks="I15", profile="pair", source="bugs.md B40")
+@planted("rejection_not_told", breaks="INV-70", profile="pair", source="bugs.md B40")
 class RejectionNotTold(Hooks):
     """The decode side rejects a request and tells its client only."""
 
@@ -77,7 +77,7 @@ def leave_to_the_cache(rank: Rank) -> None:
             request.pages, request.last_node, request.kv_len, request.cached_len = [], None, 0, 0
 
 
-@planted("failure_not_told", breaks="I15", profile="pair", source="bugs.md B71, B84")
+@planted("failure_not_told", breaks="INV-70", profile="pair", source="bugs.md B71, B84")
 class FailureNotTold(Hooks):
     """A side that fails (a handshake limit, a write that cannot be posted) ends the request alone; the other waits."""
 

@@ -1,7 +1,7 @@
 """Limits on waiting that a scenario sets: a request that does not move, a rank that waits for an agreement.
 
-    run.max_wait_iterations     I14: every request runs, moves to another queue or ends within so many iterations
-    run.max_agreement_wait_ms   I18: no rank stands still for longer in a vote or a barrier, where data is not awaited
+    run.max_wait_iterations     INV-69: every request runs, moves to another queue or ends within so many iterations
+    run.max_agreement_wait_ms   INV-72: no rank stands still for longer in a vote or a barrier, other than for data
 
 They bound what no invariant of lockstep can: a scheduler that is the same on all ranks, and wrong on all of them. Both
 look at the first rank's requests or at a rank's own clock, change nothing, and cost nothing when off.
@@ -65,7 +65,7 @@ class Movement:
             since, rid = min(late, key=lambda item: item[0])
             state = self.r.rank.scheduler.requests[rid].state.value
             text = f"it has not moved since iteration {since} ({state}), at most {self.limit} iterations are allowed"
-            fail("I14", self.r, rid, text)
+            fail("INV-69", self.r, rid, text)
 
 
 def bounded(r: SimulatedRank, limit_ns: int, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -76,7 +76,7 @@ def bounded(r: SimulatedRank, limit_ns: int, handler: Callable[[Any], Any]) -> C
         reply = handler(effect)
         if r.now - before > limit_ns and effect.lane is not Lane.TENSOR and r.phase().startswith(AGREEMENT_PHASES):
             text = f"it waits {(r.now - before) / NS_PER_MS:g} ms for rank {effect.src} in phase {r.phase()}, "
-            fail("I18", r, "", text + f"at most {limit_ns / NS_PER_MS:g} ms are allowed")
+            fail("INV-72", r, "", text + f"at most {limit_ns / NS_PER_MS:g} ms are allowed")
         return reply
 
     return received

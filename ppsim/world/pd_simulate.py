@@ -172,7 +172,7 @@ def asleep(setting: Setting) -> Verdict | None:
     what = f"{len(rank.scheduler.requests)} requests wait for something that will never happen"
     lines = [f"{what} (nothing is launched, sent or due any more):", *(f"  {q}" for q in queue_lines(rank.scheduler))]
     rid = next(iter(rank.scheduler.requests), None)
-    return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), "I15", 0, rank.iteration, rank.slot, rid)
+    return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), "INV-70", 0, rank.iteration, rank.slot, rid)
 
 
 def finish(sides: Sides) -> None:

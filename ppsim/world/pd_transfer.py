@@ -218,7 +218,7 @@ class Transfers:
         sender = self.sender(write.rank, write.room)
         if at_ns < write.computed_ns:
             text = f"its transfer begins at {at_ns} ns, but the forward pass that computes it ends at"
-            raise self._violation("I9", write, f"{text} {write.computed_ns} ns")
+            raise self._violation("INV-65", write, f"{text} {write.computed_ns} ns")
         fault = self._fault(write)
         if fault is not None and fault.what == "failed":
             write.progress = Progress.OVER

@@ -2,11 +2,11 @@
 
     I4    a conclusion is the intersection of what all ranks saw as good, and the union of what any saw as bad: named
           after what it would break, invariant 52 (too early), 47 (good) or 48 (bad)
-    I10   no page is lost (invariant 23), KV is held for known tokens only, and a retracted request holds none
-    I12   a request that is marked for abort delivers nothing more
-    I13   nobody is marked for abort whom no abort names
-    I14   admission: what is admitted fits, and a slot is closed only where places, rows or tokens are short
-    I20   the cache is emptied only while nothing is in flight
+    INV-66   no page is lost (invariant 23), KV is held for known tokens only, and a retracted request holds none
+    INV-67   a request that is marked for abort delivers nothing more
+    INV-68   nobody is marked for abort whom no abort names
+    INV-69   admission: what is admitted fits, and a slot is closed only where places, rows or tokens are short
+    INV-73   the cache is emptied only while nothing is in flight
 
 The numbers are those of the catalogue of public bugs (``docs/bugs.md``). Each rule looks at one rank, or at what a rank
 says to another; the comparison of ranks is ``audit.py``'s. What bounds a run in time is in ``progress.py``.
@@ -90,24 +90,27 @@ class Rules:
         requests = r.rank.scheduler.requests
         for rid in decision.retracted:
             if rid in requests and requests[rid].pages:
-                fail("I10", r, rid, f"it is retracted and still holds {len(requests[rid].pages)} pages")
+                fail("INV-66", r, rid, f"it is retracted and still holds {len(requests[rid].pages)} pages")
 
     def _newly_marked(self, r: SimulatedRank, aborts: list[AbortReq]) -> None:
-        """I13: whoever is marked for abort was named by an abort of this list."""
+        """INV-68: whoever is marked for abort was named by an abort of this list."""
         marked = self.marked.setdefault(r.rank_id, {})
         requests = r.rank.scheduler.requests
         for request in requests.values():
             if request.to_abort and marked.get(request.rid) != request.arrived:
                 if not any(item.abort_all or item.rid == request.rid for item in aborts):
                     fail(
-                        "I13", r, request.rid, f"it is marked ({request.to_abort}), but no abort of this list names it"
+                        "INV-68",
+                        r,
+                        request.rid,
+                        f"it is marked ({request.to_abort}), but no abort of this list names it",
                     )
                 marked[request.rid] = request.arrived
         if len(marked) > len(requests) + 64:
             self.marked[r.rank_id] = {rid: at for rid, at in marked.items() if rid in requests}
 
     def _flushes(self, r: SimulatedRank, decision: fx.Decision) -> None:
-        """I20: a flush that was granted found no launched batch but the one that came after it."""
+        """INV-73: a flush that was granted found no launched batch but the one that came after it."""
         granted = {reply.rid for reply in r.rank.scheduler.outbox if reply.status == "finished"}
         for item in r.rank.inputs:
             if not isinstance(item, FlushCache) or item.rid not in granted:
@@ -115,9 +118,9 @@ class Rules:
             busy = [s for s in r.rank.scheduler.slots.slots if s.in_flight and s.index != decision.slot]
             if busy and busy[0].launched is not None:
                 text = f"the cache is emptied while the batch of iteration {busy[0].launched.iteration} is in flight"
-                fail("I20", r, item.rid, text)
+                fail("INV-73", r, item.rid, text)
 
-    # --- admission: I14 ----------------------------------------------------------------------------------------
+    # --- admission: INV-69 ----------------------------------------------------------------------------------------
 
     def _admissions(self, r: SimulatedRank, decision: fx.Decision) -> None:
         """A request is admitted only if all of it fits, not just the chunk of this batch (bugs.md B90)."""
@@ -134,7 +137,7 @@ class Rules:
             left = scheduler.kv.available_tokens
             if missing > left:
                 text = f"it is admitted, but {rest} more prompt tokens and its output ({missing} in all) do not fit "
-                fail("I14", r, rid, text + f"into the {left} tokens that are left")
+                fail("INV-69", r, rid, text + f"into the {left} tokens that are left")
 
     def _closed_slot(self, r: SimulatedRank, decision: fx.Decision) -> None:
         """A slot is closed (batch_is_full) only where it has no place, no row or no tokens left (bugs.md B86)."""
@@ -156,7 +159,7 @@ class Rules:
         if wanted < scheduler.kv.available_tokens:
             places = scheduler.config.max_micro_batch_size - taken
             text = f"slot {slot.index} is closed to it, although {places} places, {len(scheduler.kv.free_rows)} rows "
-            fail("I14", r, first.rid, text + f"and {scheduler.kv.available_tokens} tokens are free")
+            fail("INV-69", r, first.rid, text + f"and {scheduler.kv.available_tokens} tokens are free")
 
     def _wanted(self, r: SimulatedRank, request: Request) -> int:
         config = r.rank.scheduler.config
@@ -176,14 +179,14 @@ class Rules:
         for rid, n in harvest.delivered:
             request = scheduler.requests.get(rid)
             if rid in marked and (request is None or request.arrived == marked[rid]):
-                fail("I12", r, rid, f"it delivers its token {n} although it is marked for abort")
+                fail("INV-67", r, rid, f"it delivers its token {n} although it is marked for abort")
         self._newly_marked(r, [])
         for rid in harvest.finished:
             marked.pop(rid, None)
         self._pages(r)
 
     def _pages(self, r: SimulatedRank) -> None:
-        """I10: the pages that are not free are those of the tree and those that requests hold alone."""
+        """INV-66: the pages that are not free are those of the tree and those that requests hold alone."""
         scheduler = r.rank.scheduler
         pool, tree = scheduler.kv.pool, scheduler.kv.tree
         held = (tree.evictable_tokens + tree.protected_tokens) // pool.page_size
@@ -192,7 +195,9 @@ class Rules:
             at_rest = request.state is State.DECODE and not request.num_inflight and not request.to_abort
             known = request.seq_len - at_rest
             if request.kv_len > known:
-                fail("I10", r, request.rid, f"it holds KV for {request.kv_len} tokens, but only {known} are computed")
+                fail(
+                    "INV-66", r, request.rid, f"it holds KV for {request.kv_len} tokens, but only {known} are computed"
+                )
         used = pool.num_pages - pool.num_free_pages
         if used > held:
             fail("INV-23", r, "", f"pages are lost: {used} are in use, but cache and requests hold {held}")

@@ -146,7 +146,7 @@ def client_of(scenario: Scenario, workload: Workload, given: Given) -> Client:
     return WorkloadClient(workload, scenario.host.idle_poll_us)
 
 
-LIVENESS_RULES = ("I14", "I18")  # what takes too long, not what goes wrong
+LIVENESS_RULES = ("INV-69", "INV-72")  # what takes too long, not what goes wrong
 
 
 def verdict_of(error: CoreError | StopRun, setting: Setting) -> Verdict:

@@ -95,7 +95,7 @@ def test_b34_every_write_waits_for_its_forward_pass_and_the_fault_would_break_ch
 def test_b34_a_transfer_that_does_not_wait_is_named() -> None:
     verdict = with_rules(THREE_CHUNKS, AtLaunch()).verdict
     assert verdict.kind == "fail"
-    assert (verdict.invariant, verdict.rank, verdict.rid) == ("I9", 0, "R1")
+    assert (verdict.invariant, verdict.rank, verdict.rid) == ("INV-65", 0, "R1")
     assert "write 1 (tokens 0:4): its transfer begins at" in verdict.message
     assert "the forward pass that computes it ends at 10080000 ns" in verdict.message
 
