@@ -36,7 +36,7 @@ def invariants_page() -> str:
         "",
         "## Rules of public bug reports",
         "",
-        "What none of the 64 says; numbered on from 65. They are checked beside them, and where a scenario sets a limit.",
+        "What none of the 64 says; numbered on from 65. Checked beside them, and where a scenario sets a limit.",
         "",
         "| name | rule | checked by | planted bugs that break it |",
         "| --- | --- | --- | --- |",
