@@ -17,6 +17,7 @@ from ppsim.scenario import Scenario
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.layers import partition_of
 from ppsim.scenario.rank import kv_bytes_per_token_and_layer, local_capacity_tokens, stage_weight_bytes
+from ppsim.scenario.tree import Chance
 from ppsim.workload import Arrival, build_workload
 
 GB = 10**9
@@ -51,6 +52,8 @@ def prepared(scenario: Scenario, model_dir: str | None, device: str) -> Scenario
         )
     if scenario.hicache.enabled:
         raise ScenarioError("hicache.enabled", "the executor keeps KV on the device only", "switch it off")
+    if scenario.chance != Chance():
+        raise ScenarioError("chance", "is decided by the simulated world only", "leave the section out")
     dtype_of(model)
     if folder is not None:
         check_checkpoint(scenario, folder)

@@ -321,6 +321,22 @@ class Faults(Section):
     pauses: tuple[Pause, ...] = ()
 
 
+class Chance(Section):
+    """What the run's choices may decide beyond what is written; every choice of 0 is "as written". 0: nothing.
+
+    A delay is in iterations of the first rank, or in milliseconds for what names a time. Observations, links and
+    stages have bounds of their own (``observations.max_delay``, ``links.jitter_us``, ``host.stage_jitter_percent``).
+    """
+
+    max_arrival_delay: NonNegative = 0  # of each request
+    max_abort_delay: NonNegative = 0  # of each abort and flush
+    max_clock_skew_ms: NonNegative = 0  # of each rank's clock, either way
+    pause_iterations: NonNegative = 0  # each rank may stop once, at the start of one of its first so many iterations
+    pause_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # for how long
+    max_lost_pages: NonNegative = 0  # of each rank's KV pool: that part of its allocation fails
+    stops: bool = False  # any sampled token may be the stop token of a request that does not ignore one
+
+
 class Run(Section):
     """How a run is watched and when it is given up."""
 
@@ -353,4 +369,5 @@ class Scenario(Section):
     observations: Observations = Observations()
     timeouts: Timeouts = Timeouts()
     faults: Faults = Faults()
+    chance: Chance = Chance()
     run: Run = Run()

@@ -24,6 +24,7 @@ from ppsim.core.tokens import count
 from ppsim.cost.stage import StageCost
 from ppsim.scenario.hicache import local_host_tokens
 from ppsim.scenario.tree import Scenario
+from ppsim.world.chance import allocated, clock_skew_ms, pauses
 from ppsim.world.network import Parcel
 from ppsim.world.setting import Setting
 from ppsim.world.streams import Payload, Streams
@@ -51,14 +52,14 @@ class SimulatedRank:
         self.cost: StageCost = setting.cost
         self.now = 0
         self.streams = Streams(self.rank_id, setting.scenario.cluster.comm_overlap)
-        self.local_capacity = local_capacity
+        self.local_capacity = allocated(setting, self.rank_id, local_capacity)
+        self.skew_ms = clock_skew_ms(setting, self.rank_id)
         self.tiers = Tiers(self) if setting.scenario.hicache.enabled else None
         self.effect: fx.Effect | None = None
         self.waits_for: int | None = None  # peer of a blocked effect
         self.done = False
         self.is_paused = False
-        mine = [p for p in setting.scenario.faults.pauses if p.rank == self.rank_id]
-        self.pauses = sorted(mine, key=lambda p: p.at_iteration)
+        self.pauses = pauses(setting, self.rank_id)
         self.iteration_starts: list[int] = []
         self._wake: Event | None = None
         self.loop = event_loop_pp(rank)
@@ -319,8 +320,7 @@ class SimulatedRank:
             case "own_prefetch" if self.tiers is not None:
                 return tuple(self.tiers.reported(key, self) for key in keys)
             case "clock_ms":
-                skew = self.scenario.faults.clock_skew_ms
-                return (self.rank.hooks.clock_ms(self.now // NS_PER_MS + (skew[me] if skew else 0)),)
+                return (self.rank.hooks.clock_ms(self.now // NS_PER_MS + self.skew_ms),)
             case "grammar":
                 return tuple(facts.grammar(me, iteration, rid) for rid in keys)
             case "sender":

@@ -245,9 +245,8 @@ class Nap:
             due.append(client.by_time[0][0])
         if r.scenario.run.watchdog_ms:
             due.append(r.now + round(r.scenario.run.watchdog_ms * NS_PER_MS) // 2)
-        skew_ms = r.scenario.faults.clock_skew_ms[r.rank_id] if r.scenario.faults.clock_skew_ms else 0
         limits = [last_moment_ms(r.rank, request) for request in r.rank.scheduler.requests.values()]
-        due += [(last_ms + 1 - skew_ms) * NS_PER_MS for last_ms in limits if last_ms is not None]
+        due += [(last_ms + 1 - r.skew_ms) * NS_PER_MS for last_ms in limits if last_ms is not None]
         return min(due, default=None)
 
     def rings(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from ppsim.scenario.tree import Scenario
 from ppsim.workload import Arrival, Workload, build_workload
+from ppsim.world.chance import decided
 from ppsim.world.choices import Choices
 
 PREFILL, DECODE = "prefill", "decode"
@@ -78,9 +79,9 @@ def of_decode(s: Scenario) -> dict[str, Any]:
     }
 
 
-def shared_workload(side_scenario: Scenario) -> Workload:
+def shared_workload(side_scenario: Scenario, choices: Choices) -> Workload:
     """The workload of a side: every request at a time, with its room number."""
-    workload = build_workload(side_scenario)
+    workload = decided(build_workload(side_scenario), side_scenario.chance, choices)
     arrivals = tuple(in_room(arrival, number) for number, arrival in enumerate(workload.arrivals))
     return replace(workload, arrivals=arrivals)
 

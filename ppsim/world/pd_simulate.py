@@ -21,6 +21,8 @@ from ppsim.recording import PASS, Verdict
 from ppsim.scenario.check import decode_stages
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.tree import Scenario
+from ppsim.workload import Workload
+from ppsim.world.chance import AskedOnce
 from ppsim.world.choices import Choices
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_refusals
@@ -81,9 +83,11 @@ def build(
     peers = Peers(scenario.cluster.pp_size, decode_stages(scenario), scenario.cluster.tp_replicas)
     transfers = Transfers(env, scenario, peers, rules)
     settings: dict[str, Setting] = {}
+    once = AskedOnce(choices)  # a request goes to both sides at the same instant, and stops at the same token
     for side in SIDES:
         mine = one_side(scenario, side)
-        setting = settings[side] = prepare_side(mine, side, progress, choices, tokens)
+        workload = shared_workload(mine, once)
+        setting = settings[side] = prepare_side(mine, side, workload, progress, choices, tokens)
         for pp_rank in range(mine.cluster.pp_size):
             capacity = local_capacity_tokens(mine, pp_rank)
             for tp_rank in range(mine.cluster.tp_replicas):
@@ -101,6 +105,7 @@ def build(
 def prepare_side(
     mine: Scenario,
     side: str,
+    workload: Workload,
     progress: Callable[[int, int], None] | None,
     choices: Choices,
     tokens: dict[str, tuple[int, ...]] | None,
@@ -108,7 +113,7 @@ def prepare_side(
     """What the ranks of a side share. A ScenarioError says which side it is about, and names the keys of that side."""
     told = progress if side == DECODE else None  # the client's side
     try:
-        return prepare(mine, told, SideChoices(choices, side), Given(tokens=tokens), shared_workload(mine))
+        return prepare(mine, told, SideChoices(choices, side), Given(tokens=tokens), workload)
     except ScenarioError as error:
         hint = error.hint
         if side == DECODE:

@@ -23,6 +23,7 @@ from ppsim.scenario.warn import start_warnings
 from ppsim.workload import Workload, build_workload
 from ppsim.workload.facts import Facts
 from ppsim.world.audit import Audit
+from ppsim.world.chance import decided
 from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
@@ -105,7 +106,7 @@ def prepare(
     workload: Workload | None = None,
 ) -> Setting:
     """Everything the ranks share. The workload is the scenario's unless another one is given."""
-    workload = workload or build_workload(scenario)
+    workload = workload or decided(build_workload(scenario), scenario.chance, choices)
     if given.inputs_by_iteration is None:
         check_requests_fit(scenario, [a.request for a in workload.arrivals])
     cluster = scenario.cluster

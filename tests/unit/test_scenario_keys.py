@@ -508,6 +508,14 @@ KEYS: dict[str, Case] = {
     "faults.pauses.rank": Case(PAUSED, {"faults.pauses": [{"rank": 0, "at_iteration": 2, "ms": 5.0}]}),
     "faults.pauses.at_iteration": Case(PAUSED, {"faults.pauses": [{"rank": 1, "at_iteration": 4, "ms": 5.0}]}),
     "faults.pauses.ms": Case(PAUSED, {"faults.pauses": [{"rank": 1, "at_iteration": 2, "ms": 6.0}]}),
+    # chance
+    "chance.max_arrival_delay": Case(QUADRATIC, {"chance.max_arrival_delay": 9}),
+    "chance.max_abort_delay": Case(ABORTS, {"chance.max_abort_delay": 9}),
+    "chance.max_clock_skew_ms": Case(SKEWED, {"chance.max_clock_skew_ms": 500}),
+    "chance.pause_iterations": Case(QUADRATIC, {"chance.pause_iterations": 9}),
+    "chance.pause_ms": Case({**QUADRATIC, "chance.pause_iterations": 9}, {"chance.pause_ms": 40.0}),
+    "chance.max_lost_pages": Case(TIGHT | {"scheduler.max_total_tokens": 120}, {"chance.max_lost_pages": 60}),
+    "chance.stops": Case(QUADRATIC | one(output=20), {"chance.stops": True}),
     # run
     "run.check": Case({**TIGHT, "scheduler.max_total_tokens": [100, 200]}, {"run.check": False}, with_unequal_pools),
     "run.invariants": Case(
