@@ -43,7 +43,7 @@ class RankConfig:
     cuda_graph: bool = True
     role: str = "plain"  # plain | prefill | decode
     bootstrap_consensus: str = "store"  # store: PP0 leads from replicated statuses; vote: two passes round the ring
-    vote_variant: str = "agreed"  # agreed: conclusions are applied as they are; released: with a fresh local poll
+    vote_variant: str = "agreed"  # agreed | fresh_poll | forwards_applied | released (votes.py)
     waiting_timeout_ms: int = 0  # 0: off; watched by the first rank only
     running_timeout_ms: int = 0
     num_reserved_decode_tokens: int = 512
@@ -67,6 +67,16 @@ class RankConfig:
     @property
     def is_last(self) -> bool:
         return self.pp_rank == self.pp_size - 1
+
+    @property
+    def polls_again(self) -> bool:
+        """A conclusion is filtered by another look at local state when it is applied."""
+        return self.vote_variant in ("fresh_poll", "released")
+
+    @property
+    def forwards_applied(self) -> bool:
+        """A rank passes on what it did, not what it was told."""
+        return self.vote_variant in ("forwards_applied", "released")
 
     @property
     def rank_id(self) -> int:

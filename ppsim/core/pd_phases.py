@@ -6,6 +6,7 @@ A local view returns (good, bad) in queue order. An ``apply`` gets an immutable 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from ppsim.core import votes
 from ppsim.core.agreed import Agreed
@@ -17,7 +18,7 @@ from ppsim.core.messages import Lane, Shutdown, Side, Verdict
 from ppsim.core.pd_decode import DecodeRole
 from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.rank import Rank
-from ppsim.core.request import Request
+from ppsim.core.request import Request, State
 
 
 def prefill(rank: Rank) -> PrefillRole:
@@ -68,8 +69,11 @@ def view_transferred(rank: Rank) -> Effects[tuple[Rids, Rids]]:
 
 
 def apply_bootstrap(rank: Rank, verdict: Verdict) -> Effects[None]:
-    good, bad = yield from looked_at_again(rank, verdict, "sender", READY)
+    queue = prefill(rank).bootstrap
+    before = tuple(queue)
+    good, bad = yield from looked_at_again(rank, verdict, "sender", READY, before)
     prefill(rank).apply_bootstrap(Agreed(good, "bootstrap vote"), Agreed(bad, "bootstrap vote"))
+    passes_on_what_it_did(rank, verdict, before, queue)
 
 
 def apply_release(rank: Rank, verdict: Verdict) -> Effects[None]:
@@ -79,17 +83,25 @@ def apply_release(rank: Rank, verdict: Verdict) -> Effects[None]:
 
 def apply_retract(rank: Rank, verdict: Verdict) -> Effects[None]:
     yield from ()
+    queue = decode(rank).put_out
+    before = tuple(queue)
     decode(rank).apply_retract(Agreed(verdict.good, "retract vote"))
+    passes_on_what_it_did(rank, verdict, before, queue)
 
 
 def apply_prealloc(rank: Rank, verdict: Verdict) -> Effects[None]:
+    queue = decode(rank).prealloc
+    before = tuple(queue)
     good, bad = yield from looked_at_again(rank, verdict, "receiver", READY)
     slot = rank.scheduler.slots.current(rank.iteration)
     decode(rank).apply_prealloc(Agreed(good, "prealloc vote"), Agreed(bad, "prealloc vote"), slot)
+    passes_on_what_it_did(rank, verdict, before, queue)
 
 
 def apply_transferred(rank: Rank, verdict: Verdict) -> Effects[None]:
     """The first token of each request came with its metadata; every sender sent the same one."""
+    queue = decode(rank).transfer
+    before = tuple(queue)
     good, bad = yield from looked_at_again(rank, verdict, "receiver", TERMINAL)
     here = [r for r in decode(rank).transfer if r.rid in good and r.rid not in bad and not r.to_abort]
     rids = tuple(r.rid for r in here)
@@ -98,23 +110,38 @@ def apply_transferred(rank: Rank, verdict: Verdict) -> Effects[None]:
         tokens = (yield from observe("first_token", rids, rank.iteration)).value
     first = Agreed(dict(zip(rids, tokens, strict=True)), "metadata of the last chunk")
     decode(rank).apply_transferred(Agreed(good, "transferred vote"), Agreed(bad, "transferred vote"), first)
+    passes_on_what_it_did(rank, verdict, before, queue, tells_failures=False)
 
 
-def looked_at_again(rank: Rank, verdict: Verdict, what: str, good: tuple[int, ...]) -> Effects[tuple[Rids, Rids]]:
-    """The conclusion as it is; the variant "released" filters it by a fresh local poll (bugs.md B76, B75).
+def looked_at_again(
+    rank: Rank, verdict: Verdict, what: str, good: tuple[int, ...], also: tuple[Request, ...] = ()
+) -> Effects[tuple[Rids, Rids]]:
+    """The conclusion as it is; where the variant polls again, what this rank sees now of whom it names, and ``also``.
 
     A conclusion speaks of the requests that its vote saw: an id that came again since then is another request.
     """
     requests = rank.scheduler.requests
-    if rank.config.vote_variant == "agreed":
+    if not rank.config.polls_again:
         good_rids, bad_rids = (
             tuple(rid for rid in rids if rid in requests and requests[rid].arrived <= verdict.iteration)
             for rids in (verdict.good, verdict.bad)
         )
         return good_rids, bad_rids
-    named = [r for r in requests.values() if r.rid in verdict.good + verdict.bad]
-    seen, failed = yield from poll(rank, what, named, good)
+    looked_at = [r for r in requests.values() if r.rid in verdict.good + verdict.bad or r in also]
+    seen, failed = yield from poll(rank, what, looked_at, good)
     return tuple(rid for rid in verdict.good if rid in seen), failed
+
+
+def passes_on_what_it_did(
+    rank: Rank, verdict: Verdict, before: tuple[Request, ...], queue: list[Request], *, tells_failures: bool = True
+) -> None:
+    """Where the variant forwards what was applied: the next rank hears of those that have left the queue here."""
+    if not rank.config.forwards_applied or rank.config.is_last:
+        return
+    left = [r for r in before if r not in queue]
+    failed = tuple(r.rid for r in left if r.state is State.ABORTED)
+    good = tuple(r.rid for r in left if r.rid not in failed)
+    rank.carried[verdict.name] = replace(verdict, good=good, bad=failed if tells_failures else ())
 
 
 Phase = Callable[[Rank], Effects[None]]

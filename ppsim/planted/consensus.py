@@ -52,7 +52,7 @@ class PollsAfterTheVote(Hooks):
     """Every rank filters a conclusion by a fresh look at its own transfers, as the released engines do."""
 
     def arguments(self, config: RankConfig) -> RankConfig:
-        return replace(config, vote_variant="released")
+        return replace(config, vote_variant="fresh_poll")
 
 
 @planted("only_changed_polls", breaks="INV-50", profile="pd", source="protocol.md 6.4, 12 invariant 50")

@@ -239,7 +239,8 @@ class Disaggregation(Section):
 
     role: Literal["plain", "prefill", "decode", "pd"] = "plain"
     bootstrap: Literal["store", "vote"] = "store"  # consensus store and leader chain, or two passes round the ring
-    variant: Literal["agreed", "released"] = "agreed"  # released: conclusions are filtered by a fresh local poll
+    # How a conclusion of a ring vote is applied and passed on (core/votes.py); released: as SGLang did, both ways.
+    variant: Literal["agreed", "fresh_poll", "forwards_applied", "released"] = "agreed"
     num_reserved_decode_tokens: NonNegative = 512
     store_lag_us: Cost = 0.0  # until a rank's status is visible to the first rank
     decode_pp_size: Positive | None = None  # as cluster.pp_size, or 1; None: as cluster.pp_size
