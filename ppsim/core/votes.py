@@ -8,11 +8,10 @@ Whether a pass-2 message exists depends on the iteration number only: the last r
 every rank receives from iteration L-1 on (invariant 37). A conclusion is numbered, immutable, and applied once without
 another look at local state (bugs.md I3). What SGLang released differs in two ways, each a variant of its own:
 
-    fresh_poll         a conclusion only filters what the rank sees when it applies it; the legacy bootstrap looks at
-                       requests that no conclusion names as well, and fails them if they failed here (B75, B76)
+    fresh_poll         a conclusion only filters what the rank sees when it applies it (bugs.md B76)
     forwards_applied   a rank passes on what it did: who was admitted, resumed, given memory; of received KV only what
                        succeeded, so that the next rank never hears of a failure. The release list stays as it is
-    released           both
+    released           both, and the bootstrap fails requests that no conclusion names if they failed here (B75)
 """
 
 from __future__ import annotations
