@@ -6,7 +6,7 @@ from dataclasses import replace
 from math import nan
 
 from ppsim.plan import grid
-from ppsim.plan.candidate import Candidate, Split
+from ppsim.plan.candidate import DEFAULT_FACTOR, Candidate, Split
 from ppsim.plan.evaluate import FastPath, Figures
 from ppsim.plan.probe import Probe
 from ppsim.plan.search import Search
@@ -74,7 +74,7 @@ def contest(search: Search, winner: Candidate, prompt: int, concurrency: int) ->
     dynamic = [winner.but(chunked_prefill_size=n, smooth_factor=f) for n in sizes for f in grid.SMOOTH_FACTORS]
     best_fixed, fixed_at = _fastest(fast, fixed)
     rule_chunk = min(grid.aligned(search.scenario, RULE_MULTIPLE * best_fixed.chunked_prefill_size), sizes[-1])
-    rule = winner.but(chunked_prefill_size=rule_chunk, smooth_factor=grid.DEFAULT_FACTOR)
+    rule = winner.but(chunked_prefill_size=rule_chunk, smooth_factor=DEFAULT_FACTOR)
     rule_at = fast.figures([rule])[0]
     best_dynamic, dynamic_at = _fastest(fast, [rule, *dynamic])
     search.fast.num_evaluated += fast.num_evaluated
@@ -105,10 +105,10 @@ def maps(search: Search, winner: Candidate) -> list[HeatMap]:
 
 
 def chunk_map(search: Search, winner: Candidate) -> HeatMap:
-    sizes = sorted({*grid.chunk_sizes(search.scenario, search.longest), winner.chunked_prefill_size})
-    factors = sorted({0.0, *grid.SMOOTH_FACTORS, winner.smooth_factor})
-    rows = [[winner.but(chunked_prefill_size=n, smooth_factor=f) for n in sizes] for f in factors]
+    rows = search.surface(winner)
     search.evaluate(c for row in rows for c in row)
+    sizes = [c.chunked_prefill_size for c in rows[0]]
+    factors = [row[0].smooth_factor for row in rows]
     return HeatMap(
         title=f"{winner.split}, depth {winner.pp_async_batch_depth}",
         row_name="smooth factor",

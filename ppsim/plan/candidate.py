@@ -14,6 +14,8 @@ from ppsim.plan.probe import Probe
 from ppsim.scenario.layers import model_shape, partition_of
 from ppsim.scenario.tree import Disaggregation, Faults, Observations, Run, Scenario, Timeouts
 
+DEFAULT_FACTOR = 0.75  # SGLang's smooth factor where none is given
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Split:
@@ -57,7 +59,7 @@ class Candidate:
             uneven,
             s.pp_size,
             self.chunked_prefill_size,
-            self.smooth_factor,
+            abs(self.smooth_factor - DEFAULT_FACTOR),
             self.layer_partition,
         )
 

@@ -6,7 +6,7 @@ A configuration without a usable predictor, or with a smooth factor of 0, gets i
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -44,6 +44,10 @@ class ChunkRule:
         a, b, target, smooth, align, context_length, max_prefill = columns
         base, usable = np.array(bases, dtype=np.float64), np.array(ready, dtype=np.bool_)
         return ChunkRule(base, a, b, target, smooth, align, context_length, max_prefill, usable)
+
+    def take(self, index: npt.NDArray[np.int64]) -> ChunkRule:
+        """The same for some of the configurations."""
+        return ChunkRule(*(getattr(self, f.name)[index] for f in fields(self)))
 
     def next_chunk(self, prefix_len: Floats) -> Floats:
         """Tokens of a continued prompt's next chunk after ``prefix_len`` tokens."""

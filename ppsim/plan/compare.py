@@ -32,7 +32,7 @@ from ppsim.errors import ScenarioError, UsageError
 from ppsim.plan.array_cost import array_cost
 from ppsim.plan.candidate import Candidate, Split
 from ppsim.plan.chunk_rule import ChunkRule
-from ppsim.plan.evaluate import BLOCK, Figures, profiled, stream_figures
+from ppsim.plan.evaluate import Figures, block_width, profiled, stream_figures
 from ppsim.plan.probe import NUM_REQUESTS, Probe
 from ppsim.plan.prompt_feed import Limits
 from ppsim.plan.stream_loop import Surroundings
@@ -173,8 +173,9 @@ class Field:
         settings, partition = self.chunks(split), self.partition(split)
         rows = [(b, Candidate(split, 0, n, factor, partition)) for b in links for n, factor in settings]
         figures: list[Figures] = []
-        for first in range(0, len(rows), BLOCK):
-            figures += self._block(split, rows[first : first + BLOCK], num_prompts)
+        width = block_width(split.pp_size)
+        for first in range(0, len(rows), width):
+            figures += self._block(split, rows[first : first + width], num_prompts)
         pairs = list(zip((c for _, c in rows), figures))
         size = len(settings)
 

@@ -25,7 +25,7 @@ from ppsim.scenario.layers import hidden_bytes_per_token
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
 
-BLOCK = 256  # configurations side by side: enough to hide numpy's overhead, few enough to stay in the cache
+BLOCK_CELLS = 8192  # configurations x stages: enough to hide numpy's overhead, few enough to stay in the cache
 NS_PER_US = 1e3
 NS_PER_S = 1e9
 
@@ -58,10 +58,11 @@ class FastPath:
         groups: dict[tuple[int, int], list[int]] = {}
         for i, candidate in enumerate(candidates):
             groups.setdefault((candidate.split.pp_size, candidate.pp_async_batch_depth), []).append(i)
-        for members in groups.values():
+        for (pp_size, _), members in groups.items():
             members.sort(key=lambda i: (candidates[i].chunked_prefill_size, candidates[i].smooth_factor, i))
-            for first in range(0, len(members), BLOCK):
-                block = members[first : first + BLOCK]
+            width = block_width(pp_size)
+            for first in range(0, len(members), width):
+                block = members[first : first + width]
                 for i, found in zip(block, self._block([candidates[i] for i in block])):
                     out[i] = found
         self.num_evaluated += len(candidates)
@@ -117,6 +118,11 @@ class FastPath:
             pools.append(self.pool(c.split, c.layer_partition) // s.page_size * s.page_size)
         many = (np.array(values, dtype=np.float64) for values in (pieces, pools))
         return Limits(float(s.page_size), float(s.max_prefill_tokens), float(s.max_running_requests), *many)
+
+
+def block_width(pp_size: int) -> int:
+    """Configurations side by side."""
+    return max(BLOCK_CELLS // pp_size, 1)
 
 
 def profiled(cost: StageCost, chunk: int) -> ChunkFit:

@@ -19,7 +19,6 @@ MAX_CHUNKS = 256
 DEPTHS = (0, 1, 2)
 SWEPT_FACTORS = (0.6, 0.65, 0.7, 0.75, 0.8, 0.85)  # the range that is said to be useful
 SMOOTH_FACTORS = (*SWEPT_FACTORS, 0.9, 0.95, 1.0)
-DEFAULT_FACTOR = 0.75
 FACTOR_STEP = 0.05
 INITIAL_MULTIPLES = (2, 3, 4)
 

@@ -7,7 +7,7 @@ of them may be cut, and nothing is admitted that the pool cannot hold to its end
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,10 @@ class Limits:
     max_pieces: Floats
     pool_tokens: Floats
 
+    def take(self, index: Ints) -> Limits:
+        """The same for some of the configurations."""
+        return replace(self, max_pieces=self.max_pieces[index], pool_tokens=self.pool_tokens[index])
+
 
 @dataclass(slots=True)
 class Batch:
@@ -48,6 +52,11 @@ class Batch:
     num_ending: Floats
     ending_arrival_ns: Floats
     ending_tokens: Floats
+
+    def take(self, index: Ints) -> Batch:
+        """What is still asked of a launched batch, for some of the configurations."""
+        ends = (values[index] for values in (self.num_ending, self.ending_arrival_ns, self.ending_tokens))
+        return Batch(self.mask[index], self.features, self.tokens, self.rows, self.any_ends, *ends)
 
 
 class PromptFeed:
@@ -75,6 +84,13 @@ class PromptFeed:
     def next_arrival_ns(self) -> Floats:
         """When the first prompt that no batch has touched arrives; infinite if there is none."""
         return np.asarray(self.arrivals_ns[self.next_prompt])
+
+    def take(self, index: Ints) -> None:
+        """Go on with some of the configurations."""
+        for name in ("next_prompt", "done", "rest", "arrived_ns", "length", "held_tokens", "held_rows", "nothing"):
+            setattr(self, name, getattr(self, name)[index])
+        self.cost, self.rule, self.limits = self.cost.take(index), self.rule.take(index), self.limits.take(index)
+        self.num_configs = len(index)
 
     def free(self, tokens: Floats, rows: Floats) -> None:
         """Prompts have ended: their pages and rows can be had again."""

@@ -2,8 +2,9 @@
 
 The path is the one that is recommended for SGLang: the best fixed chunk, an initial size of two to four times that, a
 smooth factor of 0.6 to 0.85, the layers. It moves one knob at a time, and its end is one of the candidates of the joint
-search: first every split over all chunks and factors, then depth and layers of the best splits around their best chunk,
-then single steps from the best candidate until none helps. So no step of one knob improves the winner.
+search: first every split over all chunks and factors, then the best splits over all depths, then their layers around
+their best chunk, then steps from the best candidate until none helps: one knob moved by one step, or any chunk with any
+factor. So no step of one knob improves the winner, nor does any cell of its heat map.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, field
 
 from ppsim.errors import ScenarioError, UsageError
 from ppsim.plan import grid
-from ppsim.plan.candidate import Candidate, Split, given_candidate
+from ppsim.plan.candidate import DEFAULT_FACTOR, Candidate, Split, given_candidate
 from ppsim.plan.evaluate import FastPath, Figures
 from ppsim.plan.feasible import Feasibility, feasibility, splits, why_not
 from ppsim.plan.probe import Probe
@@ -24,6 +25,7 @@ MAX_GPUS = 1024
 NUM_REFINED = 3  # splits whose depth and layers are searched, too
 MAX_CLIMBS = 24
 SPARE_TOKENS = 2
+AT_ONCE = 2048  # candidates between two signs of progress
 
 Progress = Callable[[int, int], None]
 
@@ -88,8 +90,9 @@ class Search:
         """Figures of those that can run, each evaluated once."""
         able = [c for c in dict.fromkeys(candidates) if not self.why_not(c)]
         new = [c for c in able if c not in self.known]
-        for first in range(0, len(new), 1024):
-            some = new[first : first + 1024]
+        new.sort(key=lambda c: (c.split.pp_size, c.pp_async_batch_depth))  # these are computed side by side
+        for first in range(0, len(new), AT_ONCE):
+            some = new[first : first + AT_ONCE]
             self.known.update(zip(some, self.fast.figures(some)))
             if self.progress is not None:
                 self.progress(len(self.known), 0)
@@ -116,7 +119,7 @@ class Search:
         self._step(steps, "best fixed chunk", [start.but(chunked_prefill_size=n) for n in sizes])
         base = steps[-1].candidate.chunked_prefill_size
         initial = [grid.aligned(s, m * base) for m in grid.INITIAL_MULTIPLES]
-        dynamic = start.but(smooth_factor=grid.DEFAULT_FACTOR)
+        dynamic = start.but(smooth_factor=DEFAULT_FACTOR)
         self._step(
             steps,
             f"dynamic, initial size 2 to 4 times {base}",
@@ -158,6 +161,8 @@ class Search:
         able = [split for split in self.splits() if not self.feasible(split).why_not]
         self.evaluate(c for split in able for c in self.chunk_grid(split, depth, self.feasible(split).partition))
         for split, best in self.best_by_split()[:NUM_REFINED]:
+            self.evaluate(c for d in grid.DEPTHS for c in self.chunk_grid(split, d, best.layer_partition))
+        for split, best in self.best_by_split()[:NUM_REFINED]:
             self.evaluate(self.refinements(split, best))
         self.climb()
 
@@ -196,7 +201,7 @@ class Search:
                     steps.append((f"smooth factor {factor:.2f}", c.but(smooth_factor=factor)))
             steps.append(("fixed chunks", c.but(smooth_factor=0.0)))
         else:
-            steps.append((f"dynamic, factor {grid.DEFAULT_FACTOR}", c.but(smooth_factor=grid.DEFAULT_FACTOR)))
+            steps.append((f"dynamic, factor {DEFAULT_FACTOR}", c.but(smooth_factor=DEFAULT_FACTOR)))
         for depth in (c.pp_async_batch_depth - 1, c.pp_async_batch_depth + 1):
             if depth >= 0:
                 steps.append((f"depth {depth}", c.but(pp_async_batch_depth=depth)))
@@ -207,12 +212,19 @@ class Search:
         return steps
 
     def climb(self) -> None:
-        """Step from the best candidate as long as a step of one knob makes it better."""
+        """Step from the best candidate as long as a step of one knob, or another chunk and factor, makes it better."""
         for _ in range(MAX_CLIMBS):
             best = min(self.known.items(), key=lambda item: self.order(*item))
-            found = self.best_of(c for _, c in self.steps_from(best[0]))
+            around = [c for row in self.surface(best[0]) for c in row]
+            found = self.best_of([*around, *(c for _, c in self.steps_from(best[0]))])
             if found is None or self.order(*found) >= self.order(*best):
                 return
+
+    def surface(self, c: Candidate) -> list[list[Candidate]]:
+        """All chunks (columns) and smooth factors (rows, fixed chunks first), its own among them; the rest as it is."""
+        sizes = sorted({*grid.chunk_sizes(self.scenario, self.longest), c.chunked_prefill_size})
+        factors = sorted({0.0, *grid.SMOOTH_FACTORS, c.smooth_factor})
+        return [[c.but(chunked_prefill_size=n, smooth_factor=f) for n in sizes] for f in factors]
 
     def table(self) -> list[Row]:
         """Everything that was evaluated, best first, then the splits that cannot run."""

@@ -15,7 +15,7 @@ Times are nanoseconds in floats, arrays (stages, configurations). A value that a
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,14 @@ Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
 OUTPUT_BYTES = 8  # of a row, as the network of the simulation counts
+WAVES_BETWEEN_LOOKS = 64  # at which configurations are done
+DONE_SHARE = 0.2  # of them, from which on leaving them out pays
+BY_CONFIG = (  # arrays whose last axis is the configurations that still run
+    *("index", "cpu", "gpu", "wire", "fence", "list_sent", "meta_asked", "meta_sent", "end"),
+    *("hidden_sent", "hidden_at", "output_at", "output_meta", "output_sent", "output_asked"),
+    *("masks", "times", "hidden_ns", "output_ns", "last_end"),
+    *("last_launch", "first_start", "busy", "ttft", "last_reply", "num_ended"),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +62,10 @@ class StreamResult:
     mean_ttft_ns: Floats
     makespan_ns: Floats
     bubble_ratio: Floats
+
+    @staticmethod
+    def empty(num_configs: int) -> StreamResult:
+        return StreamResult(*(np.zeros(num_configs) for _ in range(3)))
 
 
 def wait(there: Bools, now: Floats, awaited: Floats) -> None:
@@ -88,6 +100,8 @@ class StreamLoop:
         self.rank = np.arange(num_stages)
         self.sent_on = np.where(self.rank == self.last, self.num_slots - 1, self.rank + self.num_slots)
         # results
+        self.index = np.arange(n)  # of the configurations that still run
+        self.result = StreamResult.empty(n)
         self.last_launch = np.full(n, -np.inf)
         self.first_start = np.full(n, np.inf)
         self.busy, self.ttft, self.last_reply, self.num_ended = (np.zeros(n) for _ in range(4))
@@ -96,16 +110,37 @@ class StreamLoop:
         """Until every prompt of every configuration has its token."""
         limit = 4 * self.num_prompts * (self.num_slots + 2) + 2 * int(self.feed.lengths.sum())
         wave = 0
-        while not np.all(self.num_ended == self.num_prompts):
+        while self.num_ended.min() < self.num_prompts:
             self._ingest(wave)
             self._first_half(wave, min(wave + 1, self.num_stages))
             wave += 1
+            if wave % WAVES_BETWEEN_LOOKS == 0:
+                self._leave_out_done()
             if wave > limit:
                 raise PpsimError("fast path: the prompts do not end; this is a bug in ppsim")
+        self._book()
+        return self.result
+
+    def _book(self) -> None:
+        """Results of those that still run, or have just ended."""
         until = self.gpu.max(axis=0)
-        makespan = np.maximum(self.last_reply, until) - self.feed.arrivals_ns[0]
+        self.result.mean_ttft_ns[self.index] = self.ttft / self.num_prompts
+        self.result.makespan_ns[self.index] = np.maximum(self.last_reply, until) - self.feed.arrivals_ns[0]
         idle = 1.0 - self.busy / (self.num_stages * (until - self.first_start))
-        return StreamResult(self.ttft / self.num_prompts, makespan, idle)
+        self.result.bubble_ratio[self.index] = idle
+
+    def _leave_out_done(self) -> None:
+        """A few configurations with many small chunks run long after the others: then on their own."""
+        goes_on = np.flatnonzero(self.num_ended < self.num_prompts)
+        if not len(goes_on) or len(goes_on) > (1.0 - DONE_SHARE) * len(self.index):
+            return
+        self._book()
+        for name in BY_CONFIG:
+            setattr(self, name, getattr(self, name)[..., goes_on])
+        self.batches = [batch and batch.take(goes_on) for batch in self.batches]
+        self.feed.take(goes_on)
+        if isinstance(self.around.byte_ns, np.ndarray):
+            self.around = replace(self.around, byte_ns=self.around.byte_ns[goes_on])
 
     # --- what is launched -----------------------------------------------------------------------------------------
 

@@ -114,9 +114,14 @@ def notes(search: Search, found: Tuning) -> list[str]:
         out.append(f"disaggregation.role is {s.disaggregation.role!r}: only prefill is tuned, as one plain pipeline")
     if s.scheduler.chunk_planner != "sglang":
         out.append("scheduler.chunk_planner is replaced by SGLang's own rule, the one that can be launched")
-    sizes = chunk_sizes(s, search.longest)
-    if best.candidate is not None and best.candidate.chunked_prefill_size in (sizes[0], sizes[-1]):
+    sizes, winner, cap = chunk_sizes(s, search.longest), best.candidate, s.scheduler.max_prefill_tokens
+    if winner is not None and winner.chunked_prefill_size in (sizes[0], sizes[-1]):
         out.append(f"the best chunk is at the edge of what was tried, {sizes[0]} to {sizes[-1]} tokens")
+    if winner is not None and winner.is_dynamic and winner.chunked_prefill_size > cap:
+        out.append(
+            f"only the first chunk of a prompt has {winner.chunked_prefill_size} tokens: SGLang's rule keeps the later "
+            f"ones to max_prefill_tokens, {cap}"
+        )
     left_out = not_in_fast_path(s)
     if left_out:
         out.append(f"the search leaves out {', '.join(left_out)}; the event simulation of the best rows has them")

@@ -21,6 +21,7 @@ from ppsim.cost.sglang_chunks import ChunkPredictor
 from ppsim.cost.slot_loop import HostAndLink, slot_loop
 from ppsim.cost.stage import QuadraticCost, StageCost, UnitCost
 from ppsim.errors import EXIT_LIVENESS, PpsimError, ScenarioError
+from ppsim.plan import stream_loop
 from ppsim.plan.array_cost import array_cost
 from ppsim.plan.candidate import Candidate, Split, given_candidate
 from ppsim.plan.chunk_rule import ChunkRule
@@ -209,8 +210,12 @@ def test_one_prompt_is_the_static_recurrence() -> None:
     assert fast.ttft_s * 1e9 == pytest.approx(float(ends[-1]), abs=5)
 
 
-def test_many_at_once_are_the_same_as_one_by_one() -> None:
-    """Configurations end at different times, with different chunks: none of them may touch another."""
+@pytest.mark.parametrize("waves", [1, 64])
+def test_many_at_once_are_the_same_as_one_by_one(waves: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Configurations end at different times, with different chunks: none of them may touch another, whether those that
+    are done are left out at once or never."""
+    monkeypatch.setattr(stream_loop, "WAVES_BETWEEN_LOOKS", waves)
+    monkeypatch.setattr(stream_loop, "DONE_SHARE", 0.01)
     s = load_scenario("mooncake")
     probe = probe_of(s, "ttft_at_rate", rate_per_s=8.0, num_requests=6)
     own = given_candidate(s)

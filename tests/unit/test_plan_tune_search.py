@@ -90,6 +90,30 @@ def test_no_step_of_one_knob_improves_the_winner(deepseek: Tuning) -> None:
     assert any(change.why_not for change in deepseek.changes)
 
 
+def test_no_cell_of_the_heat_maps_is_better_than_the_winner() -> None:
+    """Six prompts of 32K on four stages: depth and chunk must be changed together, which single steps do not find."""
+    found = tune(load_scenario(DEEPSEEK), Wish("throughput", prompt=32768, num_requests=6))
+    assert found.best.figures is not None
+    for panel in found.maps:
+        cells = {(i, j): v for i, row in enumerate(panel.values) for j, v in enumerate(row) if v is not None and v == v}
+        assert panel.best is not None
+        assert cells[panel.best] == max(cells.values()) == found.best.figures.input_tokens_per_s
+    winner = found.best.candidate
+    assert winner is not None
+    assert winner.pp_async_batch_depth > 0
+
+
+def test_of_equally_good_ones_the_default_smooth_factor_wins() -> None:
+    """Where max_prefill_tokens cuts every later chunk all factors give the same plan."""
+    s = load_scenario(DEEPSEEK, ["scheduler.max_prefill_tokens=1024"])
+    search = Search(s, probe_of(s, "ttft", prompt=16384), 32)
+    own = given_candidate(s).but(chunked_prefill_size=8192)
+    best = search.best_of([own.but(smooth_factor=f) for f in (0.05, 0.6, 0.75, 0.9)])
+    assert best is not None
+    assert len(set(search.known.values())) == 1
+    assert best[0].smooth_factor == 0.75
+
+
 def test_the_path_moves_one_knob_at_a_time_as_it_is_recommended() -> None:
     s = load_scenario(DEEPSEEK)
     search = Search(s, probe_of(s, "ttft"), 32)
