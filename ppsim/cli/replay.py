@@ -23,7 +23,8 @@ def replay(
 ) -> int:
     """Reproduce a failure; the exit code is that of the failure, 4 if it does not come back the same."""
     from ppsim.errors import EXIT_NONDETERMINISM, EXIT_PASS, UsageError
-    from ppsim.fuzz.repro import load, ppsim_version, regression_test
+    from ppsim.fuzz.emit import regression_test
+    from ppsim.fuzz.repro import load, ppsim_version
 
     repro = load(file)
     if emit_test:

@@ -116,7 +116,7 @@ def run_round(order: Order, number: int, num_examples: int, deadline: float | No
             return
         digests.append(outcome.digest)
         if outcome.signature is not None:
-            result.failing = Experiment(experiment.raw, outcome.tape)
+            result.failing = experiment
             result.signature = outcome.signature
             raise Stop
 
@@ -239,15 +239,18 @@ def finding(order: Order, result: RoundResult, example: int, seconds: float, shr
     hooks = order.hooks()
     shrinker = Shrinker(result.signature, hooks)
     smallest, outcome, stable = result.failing, *run_twice(result.failing, hooks)
+    before = Experiment(smallest.raw, outcome.tape)
     if stable and shrink and result.signature.is_like(outcome.signature):
         smallest = shrinker.shrink(result.failing)
         outcome, stable = run_twice(smallest, hooks)
     if stable and not shrinker.signature.is_like(outcome.signature):  # it has happened once, and not again
         other = Outcome(Verdict("fail", EXIT_SAFETY, f"{result.signature.invariant} is broken"), "", None, ())
         outcome = nondeterministic(outcome, other)
+    if smallest.chooser.kind != "tape":
+        smallest = Experiment(smallest.raw, outcome.tape)
     signature = outcome.signature or result.signature
     repro = Repro(smallest, signature, outcome.digest, outcome.verdict.iteration, order.bugs, order.plugin)
-    return Finding(repro, outcome, result.failing, shrinker.runs, example, seconds)
+    return Finding(repro, outcome, before, shrinker.runs, example, seconds)
 
 
 def run_twice(experiment: Experiment, hooks: MakeHooks) -> tuple[Outcome, bool]:

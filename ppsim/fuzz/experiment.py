@@ -18,7 +18,7 @@ from ppsim.recording import Verdict
 from ppsim.recording.digest import run_digest
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import validate
-from ppsim.world.choices import Choices, RecordingChoices, TapeChoices
+from ppsim.world.choices import Choices, PctChoices, RecordingChoices, SeededChoices, TapeChoices
 from ppsim.world.simulate import SimulationResult, simulate
 
 ANY_ROLE = "any"
@@ -40,15 +40,42 @@ class Signature:
 
 
 @dataclass(frozen=True, slots=True)
+class Chooser:
+    """Who answers the choices of a generated run; what it answered is the tape by which the run is repeated.
+
+    ``tape``: the experiment's own, then 0. ``seeded``: uniform. ``shuffled``: uniform, the order of equal events too.
+    ``pct``: ``depth`` deviations from 0 among the first ``horizon`` questions.
+    """
+
+    kind: str = "tape"
+    seed: int = 0
+    depth: int = 0
+    horizon: int = 0
+
+    def choices(self, tape: tuple[int, ...]) -> Choices:
+        match self.kind:
+            case "seeded" | "shuffled":
+                return SeededChoices(self.seed, shuffle_order=self.kind == "shuffled")
+            case "pct":
+                return PctChoices(self.seed, self.depth, self.horizon)
+        return TapeChoices(tape)
+
+
+@dataclass(frozen=True, slots=True)
 class Experiment:
-    """``raw`` is a scenario as nested dictionaries; ``tape`` answers its choices, 0 when it runs out."""
+    """``raw`` is a scenario as nested dictionaries; ``tape`` answers its choices, 0 when it runs out.
+
+    A generated one has a ``chooser`` instead of a tape; once it has run it is known by its tape alone.
+    """
 
     raw: dict[str, Any]
     tape: tuple[int, ...] = ()
+    chooser: Chooser = Chooser()
 
     def key(self) -> str:
         """Digest of the content."""
-        return digest(canonical(self.raw), self.tape)
+        chooser = self.chooser
+        return digest(canonical(self.raw), self.tape, (chooser.kind, chooser.seed, chooser.depth, chooser.horizon))
 
     def size(self) -> dict[str, int]:
         """What is left of it, for reports."""
@@ -59,8 +86,17 @@ class Experiment:
             "requests": len(workload.get("requests", ())),
             "faults": len(workload.get("aborts", ())) + len(observations.get("listed", ())) + len(faults),
             "pp_size": self.raw.get("cluster", {}).get("pp_size", 1),
-            "choices": len(self.tape),
+            "choices": sum(1 for value in self.tape if value),  # 0 is what happens anyway
         }
+
+
+def tape_of(text: str) -> tuple[int, ...]:
+    """A tape as regression tests write it: "3 0x12 1" is a 3, twelve zeros and a 1."""
+    tape: list[int] = []
+    for word in text.split():
+        value, _, times = word.partition("x")
+        tape += [int(value)] * int(times or 1)
+    return tuple(tape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +132,7 @@ def run_experiment(experiment: Experiment, hooks: MakeHooks | None = None, choic
     """Run it. An exception of the core, of a hook or of the world is a finding, not an end of the campaign."""
     scenario = validate(experiment.raw)
     check_scenario(scenario)
-    recorder = RecordingChoices(choices or TapeChoices(experiment.tape))
+    recorder = RecordingChoices(choices or experiment.chooser.choices(experiment.tape))
     try:
         result = simulate(scenario, hooks=hooks, choices=recorder)
     except ScenarioError:

@@ -15,7 +15,7 @@ from typing import Any
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
-from ppsim.fuzz.experiment import Experiment
+from ppsim.fuzz.experiment import Chooser, Experiment
 from ppsim.fuzz.pair import two_sides
 from ppsim.fuzz.profiles import Profile
 
@@ -42,20 +42,32 @@ def experiments(draw: DrawFn, profile: Profile) -> Experiment:
     """One experiment of a profile, with a random subset of its features."""
     on = {name for name in profile.features if draw(st.booleans()) and (name not in RARE or draw(st.booleans()))}
     on |= set(profile.always)
+    if "hicache" in on:  # nothing is copied where nothing is shared, and nothing evicted where memory is plenty
+        on |= {"prefixes", "tight_pool"}
     if on & {"retraction", "starved"}:  # nothing is retracted where memory is plenty
         on |= {"tight_pool", "bursts"}
     role = draw(st.sampled_from(profile.roles))
     work = workload(draw, on)
     raw = {"name": "fuzz", "workload": work, **machine(draw, on, role, work["requests"])}
     surroundings(draw, on, role, raw)
-    if "hicache" in on and role != "decode":
+    chance(draw, on, raw)
+    if "hicache" in on and role in ("plain", "prefill"):
         tiers(draw, on, raw)
     raw["run"] = {"max_iterations": MAX_ITERATIONS, "invariants": True, "max_wait_iterations": patience(raw)}
     if role == "pd":
         two_sides(draw, on, raw)
-    num_choices = draw(number(0, 24)) if on & {"delays", "jitter"} else 0
-    tape = draw(st.lists(number(0, 15), min_size=num_choices, max_size=num_choices))
-    return Experiment(raw, tuple(tape))
+    return Experiment(raw, chooser=chooser(draw))
+
+
+def chooser(draw: DrawFn) -> Chooser:
+    """Who answers what the scenario leaves open: nobody, chance, chance for all orders too, or a few surprises."""
+    kind = draw(st.sampled_from(("tape", "seeded", "seeded", "shuffled", "pct")))
+    if kind == "tape":
+        return Chooser()
+    seed = draw(number(0, 10**6))
+    if kind != "pct":
+        return Chooser(kind, seed)
+    return Chooser(kind, seed, draw(number(1, 4)), draw(st.sampled_from((20, 100, 500))))
 
 
 # --- what arrives ------------------------------------------------------------------------------------------------
@@ -240,7 +252,7 @@ def surroundings(draw: DrawFn, on: set[str], role: str, raw: dict[str, Any]) -> 
         observations["max_delay"] = draw(number(1, 6))
     if on & {"listed", "failures"} and role != "pd":
         observations["listed"] = [listed(draw, on, role, raw) for _ in range(draw(number(0, 3)))]
-    if "stuck" in on and role != "plain":
+    if "stuck" in on and role in ("prefill", "decode"):
         never = {"what": KINDS[role][0], "rid": raw["workload"]["requests"][0]["rid"], "at": [10**6] * num_ranks(raw)}
         observations["listed"] = [never, *observations.get("listed", [])]
         raw["timeouts"] = {"waiting_ms": draw(number(5, 30))}
@@ -253,6 +265,29 @@ def surroundings(draw: DrawFn, on: set[str], role: str, raw: dict[str, Any]) -> 
     if "pauses" in on:
         pause = {"rank": draw(number(0, num_ranks(raw) - 1)), "at_iteration": draw(number(0, 20)), "ms": 4.0}
         raw.setdefault("faults", {})["pauses"] = [pause]
+
+
+CHANCE: dict[str, tuple[str, tuple[int, ...]]] = {
+    "late_arrivals": ("max_arrival_delay", (3, 20)),
+    "late_aborts": ("max_abort_delay", (3, 12)),
+    "skew": ("max_clock_skew_ms", (2, 20)),
+    "stalls": ("pause_iterations", (5, 30)),
+    "lost_memory": ("max_lost_pages", (1, 8)),
+}
+"""Feature -> (key of ``scenario.chance``, bounds to draw from)."""
+
+
+def chance(draw: DrawFn, on: set[str], raw: dict[str, Any]) -> None:
+    """What is left to the choices of the run."""
+    found: dict[str, Any] = {
+        key: draw(st.sampled_from(bounds)) for feature, (key, bounds) in CHANCE.items() if feature in on
+    }
+    if "stalls" in on:
+        found["pause_ms"] = 4.0
+    if "sampled_stops" in on:
+        found["stops"] = True
+    if found:
+        raw["chance"] = found
 
 
 def tiers(draw: DrawFn, on: set[str], raw: dict[str, Any]) -> None:

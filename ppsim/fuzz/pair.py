@@ -30,11 +30,12 @@ def two_sides(draw: DrawFn, on: set[str], raw: dict[str, Any]) -> None:
         "num_attention_heads": cluster["tp_size"],
         "num_key_value_heads": cluster["tp_size"],
     }
-    page = raw["scheduler"]["page_size"]
+    page, pool = raw["scheduler"]["page_size"], raw["scheduler"]["max_total_tokens"]
+    pool = min(pool) if isinstance(pool, list) else pool
     raw["disaggregation"] |= {
         "decode_pp_size": draw(st.sampled_from((cluster["pp_size"], 1))),
         "decode_pp_async_batch_depth": draw(st.sampled_from((0, 1, 2))) if "depth" in on else 0,
-        "decode_max_total_tokens": raw["scheduler"]["max_total_tokens"] + page * draw(st.sampled_from(tuple(range(9)))),
+        "decode_max_total_tokens": pool + page * draw(st.sampled_from(tuple(range(9)))),
         "control_latency_us": draw(st.sampled_from((0.0, 20.0, 700.0))),
         "kv_bandwidth_gb_per_s": draw(st.sampled_from((0.0, 0.01, 0.002))),
         "kv_latency_us": draw(st.sampled_from((0.0, 900.0))),
@@ -42,6 +43,9 @@ def two_sides(draw: DrawFn, on: set[str], raw: dict[str, Any]) -> None:
         "receive_timeout_ms": draw(st.sampled_from((0.0, 60.0, 60.0))) if "limits" in on else 0.0,
         "lease_ms": 500.0,  # longer than any write: a sender that lives has stopped by then
     }
+    if raw.get("faults", {}).get("clock_skew_ms"):  # of all ranks, the prefill side's first
+        num_decode = raw["disaggregation"]["decode_pp_size"] * cluster["tp_replicas"]
+        raw["faults"]["clock_skew_ms"] += [draw(st.sampled_from((-3, 0, 3))) for _ in range(num_decode)]
     if "kv_faults" in on:
         raw["disaggregation"]["kv_faults"] = [kv_fault(draw, raw) for _ in range(draw(st.sampled_from((1, 2))))]
     raw["run"].pop("max_wait_iterations", None)  # a side sleeps while it waits, so iterations say nothing

@@ -40,6 +40,10 @@ BASE = (
     "starved",
     "overlap",
     "pauses",
+    "late_arrivals",
+    "stalls",
+    "lost_memory",
+    "sampled_stops",
 )
 POLICY = (
     "mixed",
@@ -55,9 +59,10 @@ POLICY = (
     "prefill_limits",
     "turns",
 )
-DELAYS = ("delays", "listed")
+DELAYS = ("delays", "listed", "skew")
 TIERS = ("write_back", "tiny_host", "storage", "slow_tiers", "uneven_host", "many_prefixes")  # of "hicache"
-ENDS = ("aborts", "abort_all", "flush", "timeouts")
+ENDS = ("aborts", "abort_all", "late_aborts", "flush", "timeouts")
+WIRE = ("kv_faults", "limits")  # between two pipelines
 SIDES = ("ring_bootstrap", "failures", "store_lag", "stuck")
 
 PROFILES: dict[str, Profile] = {
@@ -73,7 +78,7 @@ PROFILES: dict[str, Profile] = {
             ("retraction",),
         ),
         Profile("pd", ("prefill", "decode"), (*BASE, *DELAYS, *SIDES, "aborts", "abort_all", "grammar")),
-        Profile("pair", ("pd",), (*BASE, "aborts", "abort_all", "ring_bootstrap", "kv_faults", "limits", "delays")),
+        Profile("pair", ("pd",), (*BASE, "aborts", "abort_all", "ring_bootstrap", *WIRE, "delays")),
         Profile("grammar", ("plain",), (*BASE, *DELAYS, "grammar", "aborts", "failures"), ("grammar",)),
         Profile(
             "hicache",
@@ -90,8 +95,8 @@ PROFILES: dict[str, Profile] = {
         Profile("blocking", ("plain",), (*BASE, "aborts", "rendezvous", "parity"), ("rendezvous", "parity")),
         Profile(
             "all",
-            ("plain", "prefill", "decode"),
-            (*BASE, *POLICY, *DELAYS, *ENDS, *SIDES, "grammar", "rendezvous", "parity"),
+            ("plain", "plain", "prefill", "decode", "pd"),
+            (*BASE, *POLICY, *DELAYS, *ENDS, *SIDES, *WIRE, "grammar", "hicache", *TIERS, "rendezvous", "parity"),
         ),
     )
 }

@@ -104,32 +104,3 @@ def parse(path: str, content: Any) -> Repro:
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path}: damaged: {type(error).__name__} at {error}") from None
-
-
-def regression_test(repro: Repro, name: str) -> str:
-    """Python source of a test that keeps this failure from coming back."""
-    body = json.dumps(repro.experiment.raw, indent=4, sort_keys=True)
-    body = body.replace("true", "True").replace("false", "False").replace("null", "None")
-    lines = [
-        f'"""{repro.signature.invariant}: found by the fuzzer and shrunk; kept so that it cannot come back."""',
-        "",
-        "from ppsim.fuzz.experiment import Experiment, run_experiment",
-    ]
-    if repro.bugs:
-        lines.append("from ppsim.planted import hooks_for")
-    lines += ["", f"RAW = {body}", f"TAPE = {repro.experiment.tape!r}", "", ""]
-    if repro.bugs:
-        lines += [
-            f"def test_{name}_is_caught() -> None:",
-            f"    outcome = run_experiment(Experiment(RAW, TAPE), hooks_for({list(repro.bugs)!r}))",
-            "    assert outcome.signature is not None",
-            f'    assert outcome.signature.invariant == "{repro.signature.invariant}"',
-            "",
-            "",
-        ]
-    lines += [
-        f"def test_{name}_holds_with_the_right_protocol() -> None:",
-        "    outcome = run_experiment(Experiment(RAW, TAPE))",
-        '    assert outcome.verdict.kind == "pass", outcome.verdict.message',
-    ]
-    return "\n".join(lines) + "\n"

@@ -1,15 +1,17 @@
 """Shrinking: the smallest experiment that still shows the same bug.
 
 Coarse before fine: requests, then faults (aborts, flushes, observations, clocks, jitter), then ranks and slots, then
-features and numbers, then the choices of the tape. A candidate counts only if it is a valid scenario and its run fails
-with the same signature (invariant and rank role), so the bug cannot turn into another one on the way.
+features and numbers, then the choices of the tape. Choices of named streams are what they are whatever else is left
+out, a tape is not: so an experiment keeps its chooser until nothing coarse can be left out any more. A candidate
+counts only if it is a valid scenario and its run fails with the same signature (invariant and rank role), so the bug
+cannot turn into another one on the way.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from ppsim.errors import ScenarioError
@@ -18,6 +20,7 @@ from ppsim.scenario.load import validate
 
 Candidate = Callable[[Experiment], Iterator[Experiment]]
 MAX_RUNS = 600
+MAX_SINGLE = 40  # choices that are made smaller one by one
 MANY_STAGES = 3  # a pipeline of first, middle and last shows nearly everything
 
 DEFAULTS: tuple[tuple[str, str, Any], ...] = (
@@ -51,6 +54,12 @@ DEFAULTS: tuple[tuple[str, str, Any], ...] = (
     ("scheduler", "schedule_conservativeness", 1.0),
     ("disaggregation", "bootstrap", "store"),
     ("disaggregation", "store_lag_us", 0.0),
+    ("chance", "max_arrival_delay", 0),
+    ("chance", "max_abort_delay", 0),
+    ("chance", "max_clock_skew_ms", 0),
+    ("chance", "pause_iterations", 0),
+    ("chance", "max_lost_pages", 0),
+    ("chance", "stops", False),
     ("hicache", "write_policy", "write_through"),
     ("hicache", "storage", False),
     ("hicache", "device_host_gb_per_s", 0.0),
@@ -70,6 +79,7 @@ class Shrinker:
     hooks: MakeHooks | None
     max_runs: int = MAX_RUNS
     runs: int = 0
+    tried: set[str] = field(default_factory=set)  # keys of candidates that do not show it
 
     def shrink(self, experiment: Experiment) -> Experiment:
         """Apply all passes until none of them finds anything smaller.
@@ -81,6 +91,7 @@ class Shrinker:
         if stages(best) <= MANY_STAGES:
             return best
         self.signature = Signature(wanted.invariant, ANY_ROLE)
+        self.tried.clear()  # by the role that was wanted
         fewer = self._descend(experiment, fewer_ranks)
         if stages(fewer) < stages(best):
             return self._smallest(fewer)
@@ -88,31 +99,50 @@ class Shrinker:
         return best
 
     def _smallest(self, best: Experiment) -> Experiment:
+        best = self._on_tape(self._repeated(best))
+        best = self._repeated(best)
+        self.max_runs += 1  # whatever was used up: this one is left
+        return self._descend(best, tidied)
+
+    def _repeated(self, best: Experiment) -> Experiment:
+        """All passes, until none of them finds anything smaller."""
         while True:
             before = best.key()
             for candidates in PASSES:
                 best = self._descend(best, candidates)
             if best.key() == before or self.runs >= self.max_runs:
-                return self._descend(best, tidied)
+                return best
+
+    def _on_tape(self, best: Experiment) -> Experiment:
+        """The same run, by the tape of its choices."""
+        if best.chooser.kind == "tape":
+            return best
+        self.runs += 1
+        return Experiment(best.raw, run_experiment(best, self.hooks).tape)
 
     def _descend(self, best: Experiment, candidates: Candidate) -> Experiment:
-        improved = True
-        while improved and self.runs < self.max_runs:
+        """One sweep: after a success go on at the same place, where the next smaller candidate stands now."""
+        position, improved = 0, True
+        while improved:
             improved = False
-            for candidate in candidates(best):
-                if candidate.key() != best.key() and self._holds(candidate):
-                    best, improved = candidate, True
+            for i, candidate in enumerate(candidates(best)):
+                if i >= position and candidate.key() != best.key() and self._holds(candidate):
+                    best, position, improved = candidate, i, True
                     break
         return best
 
     def _holds(self, candidate: Experiment) -> bool:
-        if self.runs >= self.max_runs or not is_valid(candidate):
+        key = candidate.key()
+        if self.runs >= self.max_runs or key in self.tried or not is_valid(candidate):
             return False
         self.runs += 1
         try:
-            return self.still_holds(run_experiment(candidate, self.hooks))
+            if self.still_holds(run_experiment(candidate, self.hooks)):
+                return True
         except ScenarioError:
-            return False
+            pass
+        self.tried.add(key)
+        return False
 
     def still_holds(self, outcome: Outcome) -> bool:
         """Whether a run shows what the first one showed: the same invariant, broken by a rank of the same role."""
@@ -127,7 +157,7 @@ def stages(e: Experiment) -> int:
 def edited(experiment: Experiment, edit: Callable[[dict[str, Any]], None]) -> Experiment:
     raw = copy.deepcopy(experiment.raw)
     edit(raw)
-    return Experiment(raw, experiment.tape)
+    return Experiment(raw, experiment.tape, experiment.chooser)
 
 
 def without_items(section: str, key: str) -> Candidate:
@@ -151,7 +181,7 @@ def without_items(section: str, key: str) -> Candidate:
 
 def without_sections(e: Experiment) -> Iterator[Experiment]:
     """Drop whole sections of surroundings."""
-    for name in ("faults", "timeouts", "observations", "hicache", "disaggregation", "links", "host"):
+    for name in ("chance", "faults", "timeouts", "observations", "hicache", "disaggregation", "links", "host"):
         if name in e.raw:
             yield edited(e, lambda raw, name=name: raw.pop(name))  # type: ignore[misc]
 
@@ -232,7 +262,10 @@ def assign(raw: Any, path: tuple[Any, ...], value: int) -> None:
 
 
 def simpler_tape(e: Experiment) -> Iterator[Experiment]:
-    """Shorter, then zeros, then smaller choices."""
+    """Shorter, then zeros in blocks, then smaller choices; of a run with a chooser: nothing left to chance."""
+    if e.chooser.kind != "tape":
+        yield Experiment(e.raw)
+        return
     tape = e.tape
     while tape and tape[-1] == 0:
         tape = tape[:-1]
@@ -240,7 +273,14 @@ def simpler_tape(e: Experiment) -> Iterator[Experiment]:
     for length in dict.fromkeys((0, len(tape) // 2, len(tape) - 1)):
         if 0 <= length < len(tape):
             yield Experiment(e.raw, tape[:length])
-    for i, value in enumerate(tape):
+    size = len(tape) // 2
+    while size >= max(2, len(tape) // 32):
+        for start in range(0, len(tape), size):
+            if any(tape[start : start + size]):
+                zeros = (0,) * len(tape[start : start + size])
+                yield Experiment(e.raw, (*tape[:start], *zeros, *tape[start + size :]))
+        size //= 2
+    for i, value in [(i, value) for i, value in enumerate(tape) if value][:MAX_SINGLE]:
         for smaller in dict.fromkeys((0, value // 2, value - 1)):
             if 0 <= smaller < value:
                 yield Experiment(e.raw, (*tape[:i], smaller, *tape[i + 1 :]))
@@ -250,7 +290,7 @@ def tidied(e: Experiment) -> Iterator[Experiment]:
     """Without what says no more than the defaults; the number of stages is always told."""
     raw = validate(e.raw).model_dump(mode="json", exclude_defaults=True)
     raw.setdefault("cluster", {})["pp_size"] = e.raw["cluster"]["pp_size"]
-    yield Experiment(raw, e.tape)
+    yield Experiment(raw, e.tape, e.chooser)
 
 
 PASSES: tuple[Candidate, ...] = (

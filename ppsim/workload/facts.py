@@ -44,8 +44,8 @@ class Facts:
                 self.known.pop((rank, old, rid), None)
         if kind is not None:
             self.known[rank, kind, rid] = self._fact(rank, iteration, kind, rid)
-        elif what in ABORTS:
-            # What is under way is drained first; then the transfer is terminal on this rank.
+        elif what in ABORTS and (rank, "abort", rid) not in self.known:
+            # What is under way is drained first; then the transfer is terminal on this rank, whoever aborts it again.
             self.known[rank, "abort", rid] = Fact(iteration + self._delay("abort", rid, rank), True)
 
     def begin(self, rank: int, iteration: int, kind: str, key: str, rid: str) -> None:
