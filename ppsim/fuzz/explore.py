@@ -18,6 +18,7 @@ from typing import Any
 
 from ppsim.errors import UsageError
 from ppsim.fuzz.experiment import Experiment, MakeHooks, Outcome, Signature, run_experiment
+from ppsim.recording.digest import run_digest
 from ppsim.world.choices import ExhaustiveChoices
 
 KINDS = ("grammar", "bootstrap", "transfer", "handshake", "receive", "abort")
@@ -140,7 +141,9 @@ def explore(
 
 def record(found: Exploration, outcome: Outcome) -> None:
     found.executions += 1
-    found.runs[outcome.digest] = found.runs.get(outcome.digest, 0) + 1
+    # What was decided, delivered and answered; when it happened makes no other execution.
+    run = outcome.digest if outcome.result is None else run_digest(outcome.result.recording)
+    found.runs[run] = found.runs.get(run, 0) + 1
     if outcome.result is not None:
         for decision in outcome.result.recording.decisions[0]:
             found.states[decision.state_digest] = 1
