@@ -11,6 +11,8 @@ With the radix cache off the tree stays empty and every page belongs to one requ
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.config import RankConfig
 from ppsim.core.hicache import Ask, Fetch, HiRadixCache
@@ -37,6 +39,7 @@ class KVCache:
         self.fetches: dict[str, Fetch] = {}  # of requests that wait for what storage has of their prompt
         # Rows are taken from the tail and put back there (protocol.md 4.9).
         self.num_duplicates = 0  # stashes that found the same tokens computed by another request
+        self.on_swap: Callable[[list[int]], None] | None = None  # a world's: told of own pages that a stash gives up
         self.free_rows = list(range(1, config.max_running_requests + 1))
 
     @property
@@ -136,7 +139,8 @@ class KVCache:
         """Put what is computed (or launched) of an unfinished request into the tree and stand on the new node.
 
         This happens before the launched chunk is harvested; later forwards of this rank come after it on the same
-        stream (protocol.md 4.1 step 3).
+        stream (protocol.md 4.1 step 3). So the pages of a duplicate go back while a launched chunk still writes them:
+        who writes to them off that stream (a load from host memory) must wait for it.
         """
         if not self.enable_radix_cache:
             return
@@ -147,7 +151,10 @@ class KVCache:
         # Below cached_len the request stands on the tree's own pages, locked: only what is new can change hands.
         start, stop = request.cached_len // self.pool.page_size, len(found.pages)
         mine, theirs = request.pages[start:stop], found.pages[start:]
-        self.num_duplicates += mine != theirs
+        if mine != theirs:
+            self.num_duplicates += 1
+            if self.on_swap is not None:
+                self.on_swap([page for page in mine if page not in theirs])
         self.pool.share(theirs)
         self.pool.release(mine)
         request.pages[start:stop] = theirs

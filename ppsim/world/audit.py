@@ -52,7 +52,8 @@ class Audit:
             self.fail("INV-04", r, f"iteration {i} visits slot {decision.slot}, iteration {expected} was due")
         self.next_iteration[r.rank_id] = i + 1
         config = scheduler.config
-        upstream = r.setting.ranks[r.rank.link.prev]
+        # The request list goes from leader to leader; a replica of the stage before may be behind its own leader.
+        upstream = r.setting.ranks[max(0, config.pp_rank - 1) * config.tp_replicas]
         if not config.is_first and upstream.rank.iteration < i and not upstream.done:
             self.fail(
                 "INV-07", r, f"it is in iteration {i}, but rank {upstream.rank_id} is in {upstream.rank.iteration}"
@@ -160,6 +161,11 @@ class Audit:
                 text = f"request {piece.rid} was aborted in iteration {aborted[piece.rid]} and is launched again"
                 self.fail("INV-60", r, text)
             self._claim_pages(r, piece.rid, piece.kv.pages, batch.iteration)
+
+    def swapped(self, r: SimulatedRank, pages: list[int]) -> None:
+        """Pages of a duplicate may be taken at once: later forwards come behind the chunk that writes to them."""
+        for page in pages:
+            self.held.pop((r.rank_id, page), None)
 
     def _claim_pages(self, r: SimulatedRank, rid: str, pages: list[int], iteration: int) -> None:
         """A page that one holder owns alone must not be in a launched, unharvested batch of another request."""

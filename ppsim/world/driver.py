@@ -371,6 +371,8 @@ class SimulatedRank:
 
     def _decided(self, effect: fx.Decided) -> None:
         decision = effect.decision
+        if decision.iteration == 0:  # nothing has been computed before
+            self.rank.scheduler.kv.on_swap = self._swapped
         self.iteration_starts.append(self.now)
         if self.tiers is not None:
             self.tiers.num_empty = 0 if decision.pieces else self.tiers.num_empty + 1
@@ -383,6 +385,13 @@ class SimulatedRank:
         self.setting.watch.decided(self.rank_id, decision)
         if audit is not None:
             audit.after_decision(self, decision)
+
+    def _swapped(self, pages: list[int]) -> None:
+        """A duplicate's pages are free although a launched chunk may still write them."""
+        if self.tiers is not None:
+            self.tiers.swapped()
+        if self.setting.audit is not None:
+            self.setting.audit.swapped(self, pages)
 
     def _harvested(self, effect: fx.Harvested) -> None:
         if effect.harvest.harvested is not None:

@@ -1,7 +1,8 @@
 """Copies between device, host memory and storage as one rank sees them: when each is over, and what storage has.
 
     write   device -> host    after the forward passes that were launched before it
-    load    host -> device    after the writes that were started before it
+    load    host -> device    after the writes that were started before it, and after forward passes that may still
+                              write to its pages (a duplicate's pages are free before its chunk is harvested)
     fetch   storage -> host   what this rank finds there may be shorter than what others find
 
 Each kind has a link of its own, in order, at the bandwidth of ``[hicache]``. A launch waits on the device for loads,
@@ -47,6 +48,7 @@ class Tiers:
         self.link_free = dict.fromkeys(self.gb_per_s, 0)
         self.num_empty = 0  # empty visits in a row
         self.fence_ns = 0  # a launch starts no earlier
+        self.swapped_ns = 0  # end of the passes that may still write to pages that were given up
         self.ends: dict[str, int] = {}
         self.hits: dict[str, int] = {}
 
@@ -57,7 +59,7 @@ class Tiers:
         if kind == "write":
             begins = max(begins, r.streams.forward_free)
         elif kind == "load":
-            begins = max(begins, self.link_free["write"])
+            begins = max(begins, self.link_free["write"], self.swapped_ns)
         else:
             begins += self.storage_latency_ns
         num_tokens = self._hit(key, argument) if kind == "prefetch" else int(argument)
@@ -65,6 +67,10 @@ class Tiers:
         if what in ("hicache_load", "hicache_write_back"):
             self.fence_ns = max(self.fence_ns, end)
         r.setting.facts.begin(r.rank_id, r.rank.iteration, kind, key, owner_of(key))
+
+    def swapped(self) -> None:
+        """A duplicate's pages are free now; passes that are launched already may still write to them."""
+        self.swapped_ns = self.r.streams.forward_free
 
     def _hit(self, key: str, argument: str) -> int:
         """Tokens that are read of what storage has on this rank; the hit length is of the whole prompt."""
