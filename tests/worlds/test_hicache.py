@@ -121,7 +121,7 @@ def test_bytes_become_the_tokens_of_the_stage_with_most_layers() -> None:
     assert tiers_of(run(changes), 0).host.capacity_tokens == 123_000 // (3 * 4096)
 
 
-@pytest.mark.parametrize(("rank", "policy"), product((0, 1), POLICIES))
+@pytest.mark.parametrize(("rank", "policy"), list(product((0, 1), POLICIES)))
 def test_no_delay_of_any_observation_lets_the_ranks_diverge(rank: int, policy: str) -> None:
     expected = None
     for what, delay in product(("write", "load", "prefetch"), (0, 1, 2, 5, 10)):
@@ -164,7 +164,7 @@ def test_a_flush_is_refused_while_a_copy_is_under_way() -> None:
 # --- aborts ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("pp_size", "depth", "policy"), product((2, 4), (0, 1, 2), POLICIES))
+@pytest.mark.parametrize(("pp_size", "depth", "policy"), list(product((2, 4), (0, 1, 2), POLICIES)))
 def test_an_abort_at_any_iteration_leaves_both_pools_full(pp_size: int, depth: int, policy: str) -> None:
     """Fetching, waiting, loading, running, writing: the end of a run checks pools, locks and copies."""
     ranks = range(pp_size)
