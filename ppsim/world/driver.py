@@ -366,6 +366,9 @@ class SimulatedRank:
             self.setting.marks.acted(self, effect.what, effect.key)
 
     def _reply(self, effect: fx.Reply) -> None:
+        if self.rank_id:
+            rank, text = self.rank, f"it answers the client of {effect.rid}; only the first rank has clients"
+            raise InvariantViolation("INV-61", self.rank_id, rank.iteration, rank.slot, effect.rid, text)
         self.setting.recording.reply(self.now, effect)
         self.setting.watch.replied(effect, self.rank.iteration, self.rank.slot)
 

@@ -7,6 +7,7 @@ it with one reply, leave the others' tokens as they were, and leave the pools fu
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,9 +15,10 @@ from typing import Any
 import pytest
 
 from ppsim.core import phases
-from ppsim.core.effects import Effects
+from ppsim.core.effects import Effects, Reply, reply
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import Phase
+from ppsim.core.messages import AbortReq
 from ppsim.core.rank import Rank
 from ppsim.core.request import Request, State
 from ppsim.core.scheduler import Scheduler
@@ -30,42 +32,64 @@ SHAPES = [(pp_size, depth) for pp_size in (2, 4) for depth in (0, 1, 2)]
 
 Seen = dict[tuple[str, str], tuple[str, int]]
 """(role, situation) -> the request that is in it first, and the iteration."""
+Found = list[tuple[str, str, int, str]]
+"""Of each abort that found its request: role, request, iteration, situation."""
 
 
-def situation(scheduler: Scheduler, request: Request) -> str:
-    """As ``Intake.note_abort`` counts it."""
+def situation(scheduler: Scheduler, request: Request, iteration: int) -> str:
+    """As ``Intake.note_abort`` counts it, and where the request is launched: in which visits before this one.
+
+    The batch of the slot that is visited now was harvested one visit ago, so what is in flight is in other slots:
+    "1 ago" is the slot before this one, "L-1 ago" the one behind it.
+    """
     place = request.state.value
     if request is scheduler.chunked:
         place = "chunked"
     elif request.state is State.PREFILL:
         place = "last chunk"
-    return f"{place} {'in flight' if request.num_inflight else 'at rest'}"
+    slots = scheduler.slots.slots
+    launched = [s.launched for s in slots if s.in_flight and s.launched and request in s.launched.requests]
+    assert len(launched) == request.num_inflight
+    what = f"{place} {'in flight' if launched else 'at rest'}"
+    if launched:
+        what += " of " + ", ".join(str(n) for n in sorted(iteration - batch.iteration for batch in launched)) + " ago"
+    elif request in scheduler.slots.current(iteration).running:
+        what += " in this slot"
+    return what + (", was put out" if request.num_retractions else "")
+
+
+def as_noted(what: str) -> str:
+    """The part of a situation that the scheduler counts."""
+    words = what.removesuffix(", was put out").removesuffix(" in this slot")
+    return words.partition(" of ")[0]
 
 
 class Spy(Hooks):
-    """Looks at every live request right before inputs are applied, on the first rank."""
+    """Looks at every live request right before inputs are applied, on the first rank, and at whom aborts will find."""
 
     seen: Seen = {}
+    found: Found = []
 
     def plan(self, steps: tuple[Phase, ...]) -> tuple[Phase, ...]:
         def look(rank: Rank) -> Effects[None]:
             yield from ()
-            scheduler = rank.scheduler
+            scheduler, role = rank.scheduler, rank.config.role
+            aborted = [item.rid for item in rank.inputs if isinstance(item, AbortReq)]
             for request in scheduler.requests.values():
-                what = situation(scheduler, request)
-                Spy.seen.setdefault((rank.config.role, what), (request.rid, rank.iteration))
-                if request.num_retractions:
-                    Spy.seen.setdefault((rank.config.role, f"{what}, was put out"), (request.rid, rank.iteration))
+                what = situation(scheduler, request, rank.iteration)
+                Spy.seen.setdefault((role, what), (request.rid, rank.iteration))
+                if request.rid in aborted:
+                    Spy.found.append((role, request.rid, rank.iteration, what))
 
         place = steps.index(phases.apply_inputs)
         return steps if self.pp_rank else (*steps[:place], look, *steps[place:])
 
 
-def spied(changes: dict[str, Any], base: dict[str, Any]) -> tuple[SimulationResult, Seen]:
-    Spy.seen = {}
+def spied(changes: dict[str, Any], base: dict[str, Any]) -> tuple[SimulationResult, Seen, Found]:
+    Spy.seen, Spy.found = {}, []
     result = run(changes, base, hooks=Spy)
     assert result.verdict.kind == "pass", result.verdict.message
-    return result, Spy.seen
+    return result, Spy.seen, Spy.found
 
 
 def scheduler_of(setting: Setting) -> Scheduler:
@@ -95,11 +119,31 @@ TIGHT = {
 """Found by search: in every shape a decoding request is put out of memory and comes back, and all finish."""
 
 EXPECTED = {
-    "plain": ["grammar", "waiting", "chunked", "last chunk", "decode", "put out"],
+    "plain": [
+        "grammar",
+        "waiting",
+        "chunked",
+        "last chunk",
+        "decode at rest in this slot",
+        "waiting at rest, was put out",
+    ],
     "prefill": ["grammar", "bootstrap", "waiting", "chunked", "last chunk", "inflight"],
-    "decode": ["grammar", "prealloc", "transfer", "waiting", "decode", "put out"],
+    "decode": ["grammar", "prealloc", "transfer", "waiting", "decode at rest in this slot", "retracted"],
 }
-"""Situations that must occur, by a part of their name."""
+"""Situations that must occur, by the beginning of their name; "at rest in this slot": its batch was harvested last."""
+
+
+def check_occurrence(role: str, seen: Seen, num_slots: int, parts: list[str]) -> None:
+    """The situations above, and every other slot in which a request may be launched when its abort is read."""
+    mine = [what for side, what in seen if side == role]
+    for part in parts:
+        assert any(what.startswith(part) for what in mine), f"{role}: {part} never occurs: {sorted(mine)}"
+    launched = [what for what in mine if " in flight of " in what and what.startswith(LAUNCHED[role])]
+    visits_ago = {n for what in launched for n in re.findall(r"\d+", what)}
+    assert visits_ago == {str(n) for n in range(1, num_slots)}, f"{role}: {sorted(mine)}"
+
+
+LAUNCHED = {"plain": ("decode",), "prefill": ("chunked", "last chunk"), "decode": ("decode",)}
 
 
 def compiled(num_ranks: int) -> dict[str, Any]:
@@ -147,12 +191,13 @@ def check_replies(clean: Recording, recording: Recording, rid: str) -> None:
 @pytest.mark.parametrize("role", EXPECTED)
 def test_an_abort_in_every_situation_of_a_role(role: str, pp_size: int, depth: int) -> None:
     shape = shape_of(pp_size, depth, role)
-    clean, seen = spied(shape, TIGHT)
-    for part in EXPECTED[role]:
-        assert any(part in what for _, what in seen), f"{part} never occurs: {sorted(seen)}"
+    clean, seen, _ = spied(shape, TIGHT)
+    check_occurrence(role, seen, pp_size + depth, EXPECTED[role])
     for (_, what), (rid, iteration) in seen.items():
-        result = run({**shape, "workload.aborts": [{"rid": rid, "at_iteration": iteration}]}, TIGHT)
-        check_aborted(clean, result, rid, what.removesuffix(", was put out"))
+        abort = {"rid": rid, "at_iteration": iteration}
+        result, _, found = spied({**shape, "workload.aborts": [abort]}, TIGHT)
+        assert found == [(role, rid, iteration, what)]
+        check_aborted(clean, result, rid, as_noted(what))
 
 
 @pytest.mark.parametrize(("pp_size", "depth"), SHAPES)
@@ -175,21 +220,55 @@ def test_abort_all_at_a_few_moments(role: str, pp_size: int, depth: int) -> None
             }
 
 
+@pytest.mark.parametrize(("pp_size", "depth"), SHAPES)
 @pytest.mark.parametrize("role", EXPECTED)
 @pytest.mark.parametrize("twice", [False, True])
 def test_an_abort_of_an_unknown_a_finished_or_an_already_aborted_request_is_counted_and_changes_nothing(
-    role: str, twice: bool
+    role: str, twice: bool, pp_size: int, depth: int
 ) -> None:
     aborts = [{"rid": "nobody", "at_iteration": 3}, {"rid": "A", "at_iteration": 400}]
     if twice:
         aborts += [{"rid": "A", "at_iteration": 2}, {"rid": "A", "at_iteration": 3}, {"rid": "A", "at_iteration": 60}]
-    result = run({"disaggregation.role": role, "workload.aborts": aborts}, TIGHT)
+    shape = shape_of(pp_size, depth, role)
+    clean = run(shape, TIGHT)
+    result = run({**shape, "workload.aborts": aborts}, TIGHT)
     assert result.verdict.kind == "pass", result.verdict.message
     assert all(len(mine) == 1 for mine in ends(result.recording).values())
     assert ends(result.recording)["A"][0][0] == ("aborted" if twice else "finished")
-    counts = {simulated.rank.scheduler.num_ignored_aborts for simulated in result.setting.ranks}
-    assert len(counts) == 1
-    assert counts.pop() >= 2
+    if not twice:
+        assert tokens_of(result.recording) == tokens_of(clean.recording)
+    for simulated in result.setting.ranks:  # an abort that finds its request marked already changes nothing either
+        scheduler = simulated.rank.scheduler
+        assert scheduler.num_ignored_aborts + scheduler.noted.get("abort twice", 0) == (4 if twice else 2)
+
+
+@pytest.mark.parametrize("role", EXPECTED)
+def test_an_abort_that_is_read_with_its_request_ends_it_before_anything_is_done(role: str) -> None:
+    result = run({**shape_of(2, 0, role), "workload.aborts": [{"rid": "D", "at_iteration": 2}]}, TIGHT)
+    assert result.verdict.kind == "pass", result.verdict.message
+    assert ends(result.recording)["D"][0][0] == "aborted"
+    assert not any(rid == "D" for d in result.recording.decisions[0] for rid, _, _ in d.pieces)
+
+
+class EverybodyAnswers(Hooks):
+    """Planted: a later rank that finds an abort answers the client as well."""
+
+    def plan(self, steps: tuple[Phase, ...]) -> tuple[Phase, ...]:
+        def answer(rank: Rank) -> Effects[None]:
+            for rid, reason in rank.scheduler.aborted if self.pp_rank else ():
+                yield from reply(Reply(rid, "aborted", reason=reason))
+
+        place = steps.index(phases.apply_inputs) + 1
+        return (*steps[:place], answer, *steps[place:])
+
+
+@pytest.mark.parametrize("role", EXPECTED)
+def test_a_reply_of_a_later_rank_is_named(role: str) -> None:
+    shape = {**shape_of(4, 0, role), "workload.aborts": [{"rid": "A", "at_iteration": 3}]}
+    verdict = run(shape, TIGHT, hooks=EverybodyAnswers).verdict
+    assert (verdict.kind, verdict.invariant, verdict.rid) == ("fail", "INV-61", "A")
+    assert verdict.rank == 1
+    assert "only the first rank has clients" in verdict.message
 
 
 # --- two pipelines ---------------------------------------------------------------------------------------------------
@@ -217,10 +296,6 @@ TWO_SIDES = {
 """Found by search, like the pools of the decode side: a request is put out of memory in every shape."""
 
 DECODE_POOL = dict.fromkeys(SHAPES, 54) | {(4, 1): 58}
-PAIR_EXPECTED = {
-    "prefill": EXPECTED["prefill"],
-    "decode": ["grammar", "prealloc", "transfer", "waiting", "decode", "put out"],
-}
 
 
 @dataclass(frozen=True)
@@ -230,6 +305,7 @@ class Moment:
     side: str
     what: str
     rid: str
+    iteration: int
     at_ms: float
 
 
@@ -239,7 +315,7 @@ def moments(clean: SimulationResult, seen: Seen) -> Iterator[Moment]:
         setting = clean.setting.peer if side == "prefill" else clean.setting
         # The visit begins after the one before has been decided and has cost its host time; the abort comes between.
         starts = setting.ranks[0].iteration_starts
-        yield Moment(side, what, rid, (starts[iteration - 1] + 1) / 1e6 if iteration else 0.0)
+        yield Moment(side, what, rid, iteration, (starts[iteration - 1] + 1) / 1e6 if iteration else 0.0)
 
 
 @pytest.mark.parametrize(("pp_size", "depth"), SHAPES)
@@ -254,13 +330,13 @@ def test_an_abort_on_either_of_two_sides_ends_the_request_on_both(pp_size: int, 
         "disaggregation.decode_pp_async_batch_depth": depth,
         "disaggregation.bootstrap": "vote" if depth else "store",
     }
-    clean, seen = spied(shape, TWO_SIDES)
-    for side, parts in PAIR_EXPECTED.items():
-        for part in parts:
-            assert any(s == side and part in what for s, what in seen), f"{side}: {part} never occurs: {sorted(seen)}"
+    clean, seen, _ = spied(shape, TWO_SIDES)
+    check_occurrence("prefill", seen, pp_size + depth, EXPECTED["prefill"])
+    check_occurrence("decode", seen, decode_pp_size + depth, EXPECTED["decode"])
     for moment in moments(clean, seen):
         abort = {"rid": moment.rid, "at_ms": moment.at_ms, "side": moment.side}
-        result = run({**shape, "workload.aborts": [abort]}, TWO_SIDES)
+        result, _, found = spied({**shape, "workload.aborts": [abort]}, TWO_SIDES)
+        assert found == [(moment.side, moment.rid, moment.iteration, moment.what)]
         check_pair(clean, result, moment)
 
 
@@ -269,7 +345,7 @@ def check_pair(clean: SimulationResult, result: SimulationResult, moment: Moment
     prefill, decode = result.setting.peer, result.setting
     assert prefill is not None
     here = prefill if moment.side == "prefill" else decode
-    check_own_side(clean, here, moment)
+    check_own_side(here, moment)
     for setting in (prefill, decode):
         replies = ends(setting.recording)
         assert set(replies) == {"A", "B", "C", "D"}
@@ -279,8 +355,8 @@ def check_pair(clean: SimulationResult, result: SimulationResult, moment: Moment
         assert ends(decode.recording)[moment.rid][0][0] == "aborted"
 
 
-def check_own_side(clean: SimulationResult, here: Setting, moment: Moment) -> None:
+def check_own_side(here: Setting, moment: Moment) -> None:
     """The abort found the request as the first run said, and answered it."""
     noted = scheduler_of(here).noted
-    assert noted.get(f"abort {moment.what.removesuffix(', was put out')}") == 1, (moment, noted)
+    assert noted.get(f"abort {as_noted(moment.what)}") == 1, (moment, noted)
     assert ends(here.recording)[moment.rid][0][0] == "aborted"
