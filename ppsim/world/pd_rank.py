@@ -236,7 +236,7 @@ class Nap:
         return BLOCKED
 
     def _next_due_ns(self) -> int | None:
-        """The next instant at which something happens by itself: an arrival, a limit, the watchdog's patience."""
+        """When something happens by itself: an arrival, a limit, the watchdog's patience, news from the store."""
         r = self.r
         due: list[int] = []
         client = r.setting.client
@@ -247,7 +247,19 @@ class Nap:
             due.append(r.now + round(r.scenario.run.watchdog_ms * NS_PER_MS) // 2)
         limits = [last_moment_ms(r.rank, request) for request in r.rank.scheduler.requests.values()]
         due += [(last_ms + 1 - r.skew_ms) * NS_PER_MS for last_ms in limits if last_ms is not None]
-        return min(due, default=None)
+        return min([*due, *self._news_ns()], default=None)
+
+    def _news_ns(self) -> list[int]:
+        """When the store will show this rank what has changed on the others: the lag is still to come."""
+        r, lag_ns = self.r, self.r.setting.store_lag_ns
+        if r.side != PREFILL or not lag_ns:
+            return []
+        ends = [
+            r.transfers.sender(peer.rank_id, r._room(rid))
+            for peer in r.setting.ranks
+            for rid in r.rank.scheduler.requests
+        ]
+        return [at + lag_ns + 1 for end in ends for at, _ in end.history if at + lag_ns >= r.now]
 
     def rings(self) -> None:
         """A status of this side has changed."""

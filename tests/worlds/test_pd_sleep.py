@@ -20,6 +20,7 @@ CASES: list[dict[str, Any]] = [
     {"cluster.pp_size": 3, "disaggregation.decode_pp_size": 1, "disaggregation.bootstrap": "vote"},
     {"cluster.pp_size": 2, "disaggregation.receive_timeout_ms": 9.0},
     {"cluster.pp_size": 2, "timeouts.waiting_ms": 7},
+    {"cluster.pp_size": 2, "disaggregation.store_lag_us": 3000.0},
 ]
 
 
