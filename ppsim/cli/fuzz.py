@@ -1,8 +1,12 @@
-"""``ppsim fuzz``: generated experiments against the scheduler, until something breaks or the budget is used up."""
+"""``ppsim fuzz``: generated experiments against the scheduler, until something breaks or the budget is used up.
+
+stdout is a function of the command line alone; what depends on the machine (seconds, examples a second) is on stderr.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,18 +15,24 @@ from ppsim.cli.guard import guarded, say
 from ppsim.cli.options import BugOption, JsonOption, OutOption, PluginOption
 
 if TYPE_CHECKING:
-    from ppsim.fuzz.campaign import CampaignResult
+    from ppsim.fuzz.campaign import CampaignResult, Order
+    from ppsim.fuzz.folder import CampaignFolder
 
 
 @guarded
 def fuzz(
-    profile: Annotated[str, typer.Option("--profile", metavar="NAME", help="Which features may be used.")] = "all",
+    profiles: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--profile", metavar="NAME", help="Which features may be used (ppsim list profiles). Default: all."
+        ),
+    ] = None,
     examples: Annotated[int | None, typer.Option("--examples", metavar="N", min=1, help="Number of examples.")] = None,
     budget: Annotated[
         float | None, typer.Option("--budget", metavar="SECONDS", help="Time instead of examples.")
     ] = None,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of the campaign.")] = 0,
-    jobs: Annotated[int, typer.Option("--jobs", min=1, help="Processes on this machine.")] = 1,
+    jobs: Annotated[int | None, typer.Option("--jobs", min=1, max=256, help="Processes on this machine.")] = None,
     ray: Annotated[
         str | None, typer.Option("--ray", metavar="ADDRESS", help="Spread over a Ray cluster; 'local' starts one here.")
     ] = None,
@@ -32,36 +42,56 @@ def fuzz(
     as_json: JsonOption = False,
 ) -> int:
     """Does any interleaving break it? Generate experiments, check everything, shrink what fails."""
+    from ppsim.cli.progress import ProgressBar
     from ppsim.errors import UsageError
-    from ppsim.fuzz.campaign import Order, run_campaign
-    from ppsim.fuzz.folder import save_campaign
-    from ppsim.fuzz.profiles import profile_named
-    from ppsim.planted import bug, load_plugin
+    from ppsim.fuzz.campaign import run_campaign
+    from ppsim.fuzz.folder import CampaignFolder
 
-    profile_named(profile)
-    if examples is not None and budget is not None:
-        raise UsageError("--examples and --budget exclude each other: give one of them")
-    if budget is not None and budget <= 0:
-        raise UsageError(f"--budget {budget:g}: must be more than 0 seconds")
-    module = load_plugin(plugin) if plugin else None
-    for name in bugs or ():
-        bug(name, module)
-    order = Order(
-        profile, seed, 1000 if examples is None and budget is None else examples, budget, tuple(bugs or ()), plugin
-    )
-    result = run_campaign(order, num_jobs=jobs, ray_address=ray)
-    folder = save_campaign(result, out)
+    if jobs is not None and ray is not None:
+        raise UsageError("--jobs and --ray exclude each other: a Ray cluster has its own number of processes")
+    order = order_of(profiles or [], examples, budget, seed, bugs or [], plugin)
+    folder = CampaignFolder(order, out)
+    with ProgressBar(f"fuzzing, profile {order.profile}") as progress:
+        result = run_campaign(order, num_jobs=jobs or 1, ray_address=ray, progress=progress, database=folder.database)
+    folder.save(result)
     if as_json:
         print(json.dumps(campaign_json(result, folder)))
     else:
         print_campaign(result, folder)
-    say(f"saved {folder.path}")
+    rate = result.num_examples / result.seconds if result.seconds else 0.0
+    say(f"{result.seconds:.1f} s, {rate:.1f} examples/s; saved {folder.path}")
     return result.findings[0].outcome.verdict.exit_code if result.findings else 0
 
 
-def campaign_json(result: CampaignResult, folder: Any) -> dict[str, Any]:
+def order_of(
+    profiles: list[str], examples: int | None, budget: float | None, seed: int, bugs: list[str], plugin: str | None
+) -> Order:
+    """What the command line asks for. Raises UsageError for what is unknown or contradicts itself."""
+    from ppsim.errors import UsageError
+    from ppsim.fuzz.campaign import Order
+    from ppsim.fuzz.profiles import profile_named, profile_of_bugs
+    from ppsim.planted import bug, load_plugin
+
+    for name in profiles:
+        profile_named(name)
+    if len(set(profiles)) > 1:
+        raise UsageError(
+            f"--profile {profiles[0]} and --profile {profiles[-1]} contradict each other: an example has one profile; "
+            "give one of them, or 'all'"
+        )
+    if examples is not None and budget is not None:
+        raise UsageError("--examples and --budget exclude each other: give one of them")
+    if budget is not None and not 0 < budget < math.inf:
+        raise UsageError(f"--budget {budget:g}: must be a number of seconds more than 0")
+    module = load_plugin(plugin) if plugin else None
+    planted = [bug(name, module) for name in bugs]
+    profile = profile_of_bugs(profiles[0] if profiles else None, [(b.name, b.profile) for b in planted])
+    return Order(profile, seed, 1000 if examples is None and budget is None else examples, budget, tuple(bugs), plugin)
+
+
+def campaign_json(result: CampaignResult, folder: CampaignFolder) -> dict[str, Any]:
     """The JSON of a campaign; ``seconds`` is the only field that is not a function of the order."""
-    from ppsim.fuzz.probes import PROBES
+    from ppsim.fuzz.probes import PAIRS, PROBES
 
     return {
         "verdict": "fail" if result.findings else "pass",
@@ -82,44 +112,29 @@ def campaign_json(result: CampaignResult, folder: Any) -> dict[str, Any]:
         ],
         "probes_hit": [name for name in PROBES if result.probes[name]],
         "probes_never_hit": [name for name in PROBES if not result.probes[name]],
+        "arrows_never_taken": [name for name in PAIRS if not result.pairs[name]],
         "digest": result.digest,
     }
 
 
-def print_campaign(result: CampaignResult, folder: Any) -> None:
+def print_campaign(result: CampaignResult, folder: CampaignFolder) -> None:
     """The report of a campaign; a failure ends in a command."""
+    from ppsim.cli.finding import print_finding
     from ppsim.fuzz.probes import PAIRS, PROBES
 
-    rate = result.num_examples / result.seconds if result.seconds else 0.0
+    order = result.order
+    for found, path in zip(result.findings, folder.repros, strict=True):
+        print_finding(found, path, order.seed)
     never = [name for name in PROBES if not result.probes[name]]
-    for i, found in enumerate(result.findings):
-        print_finding(found, folder.repros[i], result.order.seed)
+    arrows = [name for name in PAIRS if not result.pairs[name]]
     verdict = "FAIL" if result.findings else "PASS"
-    print(f"{verdict}  {result.num_examples} examples of profile {result.order.profile}, seed {result.order.seed}")
-    print(f"      {result.seconds:.1f} s, {rate:.0f} examples/s, {result.twice} run twice, digest {result.digest}")
-    pairs = [name for name in PAIRS if result.pairs[name]]
+    print(f"{verdict}  {result.num_examples} examples of profile {order.profile}, seed {order.seed}")
+    print(f"      {result.twice} of them run twice, digest {result.digest}")
     print(
-        f"      probes {len(PROBES) - len(never)}/{len(PROBES)}, arrows of the request table {len(pairs)}/{len(PAIRS)}"
+        f"      probes {len(PROBES) - len(never)}/{len(PROBES)}, "
+        f"arrows of the request table {len(PAIRS) - len(arrows)}/{len(PAIRS)}"
     )
     if never:
-        print("      never reached: " + "; ".join(never))
-
-
-def print_finding(found: Any, path: Any, seed: int) -> None:
-    """What broke, where, the sizes before and after shrinking, the saved file and the command that replays it."""
-    verdict, before, after = found.outcome.verdict, found.original.size(), found.repro.experiment.size()
-    print(f"FAIL  {found.repro.signature.invariant}  seed {seed}  example {found.example}")
-    for line in verdict.message.splitlines():
-        print(f"  {line}")
-    if found.outcome.result is not None:
-        print("short log, last decisions (iteration slot mode pieces):")
-        recording = found.outcome.result.recording
-        for rank in range(recording.num_ranks):
-            for d in recording.decisions[rank][-3:]:
-                pieces = " ".join(f"{rid}[{p}:{p + n}]" for rid, p, n in d.pieces)
-                print(f"  rank {rank}  {d.iteration:>4} {d.slot:>2} {d.mode:<7} {pieces}")
-    sizes = "  ".join(f"{name} {before[name]}→{after[name]}" for name in after)
-    print(f"shrunk  {sizes}  ({found.shrink_runs} runs, same {found.repro.signature.invariant})")
-    print(f"saved   {path}")
-    print(f"replay  ppsim replay {path}")
-    print(f"keep    ppsim replay {path} --emit-test > tests/regressions/test_{path.stem}.py")
+        print("      probes never reached: " + "; ".join(never))
+    if arrows:
+        print("      arrows never taken: " + "; ".join(arrows))

@@ -20,6 +20,7 @@ from hypothesis import seed as hypothesis_seed
 from ppsim.core.digest import digest
 from ppsim.errors import EXIT_NONDETERMINISM, EXIT_SAFETY, ScenarioError
 from ppsim.fuzz.cluster import ray_rounds
+from ppsim.fuzz.database import ExampleDatabase
 from ppsim.fuzz.experiment import Experiment, MakeHooks, Outcome, Signature, run_experiment
 from ppsim.fuzz.generate import from_the_seed_alone, strategy
 from ppsim.fuzz.probes import hits
@@ -28,6 +29,7 @@ from ppsim.fuzz.repro import Repro
 from ppsim.fuzz.shrink import Shrinker
 from ppsim.planted import hooks_for, load_plugin
 from ppsim.recording import Verdict
+from ppsim.recording.diff import first_difference
 
 ROUND = 100
 TWICE_EVERY = 20  # one example in so many is run a second time
@@ -152,13 +154,29 @@ def differ(one: Outcome, other: Outcome) -> bool:
 
 def nondeterministic(one: Outcome, other: Outcome) -> Outcome:
     """The finding that two runs of an experiment differ: a hook, or the core, looks at what is no part of it."""
-    ends = [outcome.verdict.message or f"it ends in digest {outcome.digest}" for outcome in (one, other)]
+    ends = [outcome.verdict.message or f"it passes, with digest {outcome.digest}" for outcome in (one, other)]
     text = (
         "nondeterminism: two runs of the same experiment differ; a hook reads a clock, draws a random number, keeps "
         f"state between runs, or walks over a set\n  one run:     {ends[0]}\n  another run: {ends[1]}"
+        f"\n  first difference: {where_they_part(one, other)}"
     )
     verdict = one.verdict._replace(kind="fail", exit_code=EXIT_NONDETERMINISM, message=text, invariant=None)
     return replace(one, verdict=verdict, signature=Signature("nondeterminism", ""))
+
+
+def where_they_part(one: Outcome, other: Outcome) -> str:
+    """The first record in which two runs differ, in logical time."""
+    if one.result is None or other.result is None:
+        return "one of them crashes" if one.result is not other.result else "both crash, in different places"
+    pairs = [(one.result.recording, other.result.recording)]
+    if pairs[0][0].peer is not None and pairs[0][1].peer is not None:
+        pairs.append((pairs[0][0].peer, pairs[0][1].peer))
+    for left, right in pairs:
+        found = first_difference(left, right, times=True)
+        if found is not None:
+            values = f"{found.left!r} in one, {found.right!r} in the other"
+            return f"{found.kind} of {found.place()}, {found.field or 'the record'}: {values}"
+    return "no record, only the end"
 
 
 def round_sizes(order: Order) -> Iterator[tuple[int, int]]:
@@ -179,16 +197,24 @@ def run_campaign(
     ray_address: str | None = None,
     progress: Callable[[int, int], None] | None = None,
     shrink: bool = True,
+    database: ExampleDatabase | None = None,
 ) -> CampaignResult:
-    """Run rounds until the examples or the time are used up, or a failure is found."""
+    """What failed before comes first; then rounds until the examples or the time are used up, or a failure is found."""
     started = time.monotonic()
     deadline = None if order.budget_s is None else started + order.budget_s
     total = CampaignResult(order, 0, 0.0, "", Counter(), Counter(), [], 0)
     digests: list[str] = []
-    results = (
-        ray_rounds(order, round_sizes(order), ray_address, order.budget_s)
-        if ray_address is not None
-        else rounds(order, num_jobs, deadline)
+    again = None if database is None else still_failing(order, database)
+    if again is not None:
+        total.findings.append(finding(order, again, 0, time.monotonic() - started, shrink))
+    results: Iterator[RoundResult] = (
+        iter(())
+        if again is not None
+        else (
+            ray_rounds(order, round_sizes(order), ray_address, order.budget_s)
+            if ray_address is not None
+            else rounds(order, num_jobs, deadline)
+        )
     )
     for result in results:
         total.probes.update(result.probes)
@@ -201,12 +227,26 @@ def run_campaign(
         if result.failing is not None and result.signature is not None:
             found_after = time.monotonic() - started
             total.findings.append(finding(order, result, total.num_examples, found_after, shrink))
+            if database is not None:
+                database.keep(total.findings[-1].original)
+                database.keep(total.findings[-1].repro.experiment)
             break
         if deadline is not None and time.monotonic() > deadline:
             break
     total.seconds = time.monotonic() - started
     total.digest = digest(order.profile, order.seed, tuple(digests))
     return total
+
+
+def still_failing(order: Order, database: ExampleDatabase) -> RoundResult | None:
+    """The first kept example that still fails; those before it pass now and are kept no longer."""
+    hooks = order.hooks()
+    for experiment in database.failing():
+        outcome = run_experiment(experiment, hooks)
+        if outcome.signature is not None:
+            return RoundResult(-1, failing=experiment, signature=outcome.signature)
+        database.drop(experiment)
+    return None
 
 
 def rounds(order: Order, num_jobs: int, deadline: float | None) -> Iterator[RoundResult]:

@@ -1,48 +1,75 @@
-"""The folder of a campaign: ``campaign.json`` and one reproduction for each finding."""
+"""The folder of a campaign: ``campaign.json``, one reproduction for each finding, and the example database.
+
+Rule as for runs: without ``--out`` each campaign gets the next free number, and a folder that was named is refused if
+it holds somebody's files. It is made before the campaign, so that a long one cannot end where nothing can be written.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from pathlib import Path
 
 from ppsim.errors import UsageError
-from ppsim.fuzz.campaign import CampaignResult
+from ppsim.fuzz.campaign import CampaignResult, Order
+from ppsim.fuzz.database import EXAMPLES, ExampleDatabase
 from ppsim.fuzz.repro import save
+from ppsim.recording.folder import RUNS, make, next_free
 
-RUNS = Path("runs")
+CAMPAIGN = "campaign.json"
 
 
-@dataclass(frozen=True, slots=True)
 class CampaignFolder:
-    """Where a campaign was saved; ``repros`` in the order of the findings."""
+    """Where a campaign is saved; ``repros`` in the order of the findings, once it has ended."""
 
-    path: Path
-    repros: tuple[Path, ...]
+    def __init__(self, order: Order, out: str | None) -> None:
+        """Make the folder. Raises UsageError if it cannot be written or is not that of a campaign."""
+        if out is None:
+            name = f"fuzz-{order.profile}-{order.seed}" + "".join(f"-{bug}" for bug in order.bugs)
+            self.path = next_free(RUNS, name)
+        else:
+            self.path = Path(out)
+            make(self.path)
+            foreign = sorted(entry.name for entry in self.path.iterdir() if not is_ours(entry))
+            if foreign:
+                raise UsageError(f"--out {out}: holds {foreign[0]}, which is not of a campaign; choose another folder")
+        self.repros: tuple[Path, ...] = ()
+        self.database = ExampleDatabase(self.path, order.profile)
+        try:
+            (self.path / EXAMPLES).mkdir(exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--out {self.path}: cannot be written: {error.strerror}") from None
+
+    def save(self, result: CampaignResult) -> None:
+        """Write everything. Raises UsageError if the folder cannot be written."""
+        order, repros = result.order, []
+        try:
+            for old in self.path.glob("repro_*.json"):  # of an earlier campaign in this folder
+                old.unlink()
+            for i, found in enumerate(result.findings):
+                repro = self.path / f"repro_{found.repro.signature.invariant.lower().replace('-', '')}_{i}.json"
+                save(repro, found.repro)
+                repros.append(repro)
+            summary = {
+                "profile": order.profile,
+                "seed": order.seed,
+                "examples": result.num_examples,
+                "digest": result.digest,
+                "bugs": list(order.bugs),
+                "probes": dict(sorted(result.probes.items())),
+                "arrows": dict(sorted(result.pairs.items())),
+            }
+            (self.path / CAMPAIGN).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--out {self.path}: cannot be written: {error.strerror}") from None
+        self.repros = tuple(repros)
+
+
+def is_ours(entry: Path) -> bool:
+    return entry.name in (CAMPAIGN, EXAMPLES) or (entry.name.startswith("repro_") and entry.suffix == ".json")
 
 
 def save_campaign(result: CampaignResult, out: str | None) -> CampaignFolder:
-    """Write everything. Raises UsageError if the folder cannot be written."""
-    order = result.order
-    name = f"fuzz-{order.profile}-{order.seed}" + "".join(f"-{bug}" for bug in order.bugs)
-    path = Path(out) if out else RUNS / name
-    repros = []
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        for i, found in enumerate(result.findings):
-            repro = path / f"repro_{found.repro.signature.invariant.lower().replace('-', '')}_{i}.json"
-            save(repro, found.repro)
-            repros.append(repro)
-        summary = {
-            "profile": order.profile,
-            "seed": order.seed,
-            "examples": result.num_examples,
-            "digest": result.digest,
-            "bugs": list(order.bugs),
-            "probes": dict(sorted(result.probes.items())),
-            "arrows": dict(sorted(result.pairs.items())),
-        }
-        (path / "campaign.json").write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"--out {path}: cannot be written: {error.strerror}") from None
-    return CampaignFolder(path, tuple(repros))
+    """A folder for a campaign that has ended."""
+    folder = CampaignFolder(result.order, out)
+    folder.save(result)
+    return folder

@@ -7,6 +7,7 @@ not found where every request is aborted first. ``all`` uses everything that doe
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from ppsim.errors import UsageError
 
@@ -103,7 +104,32 @@ PROFILES: dict[str, Profile] = {
 
 
 def profile_named(name: str) -> Profile:
-    """A profile by name. Raises UsageError that lists the known ones."""
+    """A profile by name. Raises UsageError with the nearest name and all the known ones."""
     if name not in PROFILES:
-        raise UsageError(f"unknown profile {name!r}; there are: {', '.join(PROFILES)}")
+        near = get_close_matches(name, PROFILES, n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise UsageError(f"unknown profile {name!r}{hint}; there are: {', '.join(PROFILES)}")
     return PROFILES[name]
+
+
+def covers(profile: Profile, other: Profile) -> bool:
+    """Whether what the other profile generates could be of this one as well."""
+    features = (*profile.features, *profile.always)
+    return set(other.roles) <= set(profile.roles) and set(other.always) <= set(features)
+
+
+def profile_of_bugs(wanted: str | None, bugs: list[tuple[str, str]]) -> str:
+    """The profile of a campaign against planted bugs, each with its own profile: that one, else ``all``.
+
+    Raises UsageError where the wanted profile has nothing of what a bug needs: no example would ever show it.
+    """
+    own = list(dict.fromkeys(profile for _, profile in bugs))
+    if wanted is None:
+        return own[0] if len(own) == 1 else "all"
+    for name, profile in bugs:
+        if wanted not in (profile, "all") and not covers(profile_named(wanted), profile_named(profile)):
+            raise UsageError(
+                f"--profile {wanted} and --bug {name} contradict each other: it shows in examples of profile "
+                f"{profile!r}, which profile {wanted!r} does not generate (use --profile {profile}, or all)"
+            )
+    return wanted
