@@ -15,10 +15,14 @@ from typing import Any
 
 import pytest
 
-from ppsim.core.consensus import unite
+from ppsim.core.consensus import Rids, unite
+from ppsim.core.effects import Effects
 from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Plan
 from ppsim.core.messages import Verdict
+from ppsim.core.pd_phases import first, view_retract
 from ppsim.core.rank import Rank
+from ppsim.planted.plans import behind, instead
 from ppsim.world import SimulationResult
 from tests.worlds.making import UNIT, launches, run
 from tests.worlds.pd_making import ends
@@ -112,6 +116,62 @@ def test_a_failure_counts_when_anybody_has_seen_it_but_kv_is_held_until_everybod
         result = observed(vote, at, failed=True)
         assert ends(result.recording)["R1"][0][0] == "aborted"
         assert result.recording.replies[0].iteration == counts(at) + 1, at
+
+
+# --- retract: the fourth vote. Its view is replicated state, so the delay is put into the view --------------------------
+
+
+def retracting(at: tuple[int, ...]) -> tuple[SimulationResult, dict[int, int]]:
+    """R2 is put out of memory; rank k names it from its iteration at[k] on. When each rank let it resume."""
+    resumed: dict[int, int] = {}
+
+    class Late(Hooks):
+        def plan(self, steps: Plan) -> Plan:
+            return behind(instead(steps, "first_pass_retract", first("retract", self.view)), "apply_retract", self.note)
+
+        def view(self, rank: Rank) -> Effects[tuple[Rids, Rids]]:
+            good, bad = yield from view_retract(rank)
+            return (good if rank.iteration >= at[self.pp_rank] else ()), bad
+
+        def note(self, rank: Rank) -> Effects[None]:
+            if rank.scheduler.noted.get("resumed"):
+                resumed.setdefault(self.pp_rank, rank.iteration)
+            yield from ()
+
+    result = run({"cluster.pp_size": len(at)}, TIGHT, hooks=Late)
+    assert result.verdict.kind == "pass", (at, result.verdict.message)
+    assert [len(replies) for replies in ends(result.recording).values()] == [1, 1]
+    assert result.recording.decisions[0] == result.recording.decisions[-1]
+    return result, resumed
+
+
+TIGHT = {
+    **BASE,
+    "disaggregation.role": "decode",
+    "disaggregation.num_reserved_decode_tokens": 2,
+    "scheduler.pp_max_micro_batch_size": 4,
+    "scheduler.max_total_tokens": 28,
+    "scheduler.clip_max_new_tokens": 4,
+    "workload.requests": [
+        {"rid": "R1", "prompt": 8, "output": 9, "ignore_eos": True},
+        {"rid": "R2", "prompt": 8, "output": 12, "ignore_eos": True},
+    ],
+    "run.invariants": True,
+}
+"""Two requests share a slot, and outgrow the pool shortly before R1 ends and leaves all of it to R2."""
+
+
+@pytest.mark.parametrize("pp_size", [2, 4])
+def test_retract_is_agreed_in_the_first_visit_of_its_slot_in_which_all_ranks_name_it(pp_size: int) -> None:
+    """A retracted request is bound to one slot: only every L-th vote is about it (invariant 53)."""
+    result, resumed = retracting((0,) * pp_size)
+    assert sum(len(d.retracted) for d in result.recording.decisions[0]) == 1
+    begin = resumed[0] - pp_size + 1
+    pairs = product(DELAYS, DELAYS) if pp_size == 2 else [(d, 0) for d in DELAYS] + [(0, d) for d in DELAYS] + MIXED
+    for delays in pairs:
+        at = tuple(begin + delay for delay in (*delays, 0, 0)[:pp_size])
+        agreed = next(m for m in range(max(at), max(at) + pp_size) if (m - begin) % pp_size == 0)
+        assert set(retracting(at)[1].items()) == {(k, agreed + pp_size - 1) for k in range(pp_size)}, delays
 
 
 # --- the store: the first rank looks at what has been replicated to it ---------------------------------------------
