@@ -60,7 +60,8 @@ def blame(result: SimulationResult) -> list[str]:
     if verdict.rank is None:
         return []
     rank = setting.ranks[verdict.rank]
-    parts = [f"{side}rank {verdict.rank} (stage {rank.rank.config.pp_rank} of {rank.rank.config.pp_size})"]
+    config = rank.rank.config
+    parts = [f"{side}rank {verdict.rank} (pp_rank {config.pp_rank}, pp_size {config.pp_size})"]
     phase = rank.phase()
     if phase != "ended":  # an error of the loop itself has unwound it
         parts.append(f"phase {phase}")

@@ -134,6 +134,8 @@ def print_campaign(result: CampaignResult, folder: CampaignFolder) -> None:
         f"      probes {len(PROBES) - len(never)}/{len(PROBES)}, "
         f"arrows of the request table {len(PAIRS) - len(arrows)}/{len(PAIRS)}"
     )
+    if result.findings:  # it ended early: what it has not reached says nothing
+        return
     if never:
         print("      probes never reached: " + "; ".join(never))
     if arrows:

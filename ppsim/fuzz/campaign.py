@@ -206,7 +206,8 @@ def run_campaign(
     digests: list[str] = []
     again = None if database is None else still_failing(order, database)
     if again is not None:
-        total.findings.append(finding(order, again, 0, time.monotonic() - started, shrink))
+        failed, is_small = again
+        total.findings.append(finding(order, failed, 0, time.monotonic() - started, shrink and not is_small))
     results: Iterator[RoundResult] = (
         iter(())
         if again is not None
@@ -228,8 +229,8 @@ def run_campaign(
             found_after = time.monotonic() - started
             total.findings.append(finding(order, result, total.num_examples, found_after, shrink))
             if database is not None:
-                database.keep(total.findings[-1].original)
-                database.keep(total.findings[-1].repro.experiment)
+                database.keep(total.findings[-1].original, is_small=False)
+                database.keep(total.findings[-1].repro.experiment, is_small=True)
             break
         if deadline is not None and time.monotonic() > deadline:
             break
@@ -238,14 +239,14 @@ def run_campaign(
     return total
 
 
-def still_failing(order: Order, database: ExampleDatabase) -> RoundResult | None:
-    """The first kept example that still fails; those before it pass now and are kept no longer."""
+def still_failing(order: Order, database: ExampleDatabase) -> tuple[RoundResult, bool] | None:
+    """The first kept example that still fails, and whether it is small; those before it pass now and are dropped."""
     hooks = order.hooks()
-    for experiment in database.failing():
-        outcome = run_experiment(experiment, hooks)
+    for kept in database.failing():
+        outcome = run_experiment(kept.experiment, hooks)
         if outcome.signature is not None:
-            return RoundResult(-1, failing=experiment, signature=outcome.signature)
-        database.drop(experiment)
+            return RoundResult(-1, failing=kept.experiment, signature=outcome.signature), kept.is_small
+        database.drop(kept)
     return None
 
 
