@@ -118,7 +118,7 @@ def test_a_failure_counts_when_anybody_has_seen_it_but_kv_is_held_until_everybod
         assert result.recording.replies[0].iteration == counts(at) + 1, at
 
 
-# --- retract: the fourth vote. Its view is replicated state, so the delay is put into the view --------------------------
+# --- retract: the fourth vote. Its view is replicated state, so the delay is put into the view ----------------------
 
 
 def retracting(at: tuple[int, ...]) -> tuple[SimulationResult, dict[int, int]]:

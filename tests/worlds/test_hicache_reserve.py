@@ -1,7 +1,7 @@
 """Host memory behind the cache together with the two rules of reserving decode growth, and with a prefill server.
 
 A copy locks device pages until its acknowledgement is consumed, and admission counts only what can be had: with
-``all_slots`` every decode step must fit all the same (docs/decisions/0001-open-choices.md), however late ranks see a copy.
+``all_slots`` every decode step must fit all the same (docs/decisions/0001-open-choices.md), however late a copy is seen.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def test_a_prefill_server_with_host_memory_keeps_what_is_sent_until_its_release(
 
 @pytest.mark.parametrize("depth", [0, 1])
 def test_an_abort_on_a_prefill_server_with_host_memory_leaves_both_pools_full(depth: int) -> None:
-    """Handshake, fetch, waiting, loading, launched, sent, written: an abort of A in every second iteration of its life."""
+    """Handshake, fetch, waiting, loading, launched, sent, written: an abort of A in every second iteration."""
     base = {
         **UNIT,
         "cluster.pp_async_batch_depth": depth,
