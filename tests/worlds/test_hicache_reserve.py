@@ -1,7 +1,7 @@
 """Host memory behind the cache together with the two rules of reserving decode growth, and with a prefill server.
 
-A copy locks device pages until its acknowledgement is consumed, and admission counts only what can be had: with
-``all_slots`` every decode step must fit all the same (docs/decisions/0001-open-choices.md), however late a copy is seen.
+Copies lock device pages until their acknowledgements are consumed, and admission counts only what can be had: with
+``all_slots`` each decode step must fit all the same (docs/decisions/0001-open-choices.md), however late they are seen.
 """
 
 from __future__ import annotations
