@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
+from ppsim.core.hooks import Hooks
 from ppsim.core.invariants import INVARIANTS, RULES
 from ppsim.planted import all_bugs
 
@@ -90,7 +93,37 @@ def unnoticed(bare: dict[str, Any] | None) -> str:
     return bare["invariant"] + (f", iteration {bare['iteration']}" if "iteration" in bare else "")
 
 
-PAGES = {"invariants.md": invariants_page, "bugs.md": bugs_page}
+HOOKS_HEAD = """# The hooks
+
+Every place where a plug-in may step in, as they stand in `ppsim/core/hooks.py`. What is written there is the right
+protocol; a plug-in overrides one of them ([how](plugins.md)). Each rank has an instance of its own, with `pp_rank`,
+`tp_rank`, and `wall_clock_ns()`, its own clock. What a hook returns must be the same on all ranks, unless it says so.
+This page is made by `python docs/generate.py`.
+"""
+
+
+def hooks_page() -> str:
+    """Every method of Hooks, by the sections of its source: arguments, and what the default means."""
+    lines, section = [HOOKS_HEAD], ""
+    for line in inspect.getsource(Hooks).splitlines():
+        if found := re.match(r"    # --- (.*?) -+$", line):
+            section = found[1]
+            lines += [
+                f"\n## {section[0].upper()}{section[1:]}\n",
+                "| hook | what the right protocol does |",
+                "| --- | --- |",
+            ]
+        elif found := re.match(r"    def ([a-z]\w*)\(self(?:, )?(.*)\) -> (.*):$", line):
+            hook = getattr(Hooks, found[1])
+            names = ", ".join(part.split(":")[0] for part in re.split(r", (?=\w+:)", found[2]) if part)
+            meaning = " ".join((inspect.getdoc(hook) or "").split()).replace("``", "`")
+            if not section:
+                lines += ["| hook | what the right protocol does |", "| --- | --- |"]
+            lines.append(f"| `{found[1]}({names})` | {meaning} |")
+    return "\n".join(lines) + "\n"
+
+
+PAGES = {"hooks.md": hooks_page, "invariants.md": invariants_page, "bugs.md": bugs_page}
 
 
 def main() -> None:

@@ -24,6 +24,7 @@ class Surroundings:
 
     def __init__(self, core: Rank, scenario: Scenario, now_ns: Callable[[], int], store: ConsensusStore | None) -> None:
         self.core, self.scenario, self.now_ns, self.store = core, scenario, now_ns, store
+        core.hooks.wall_clock_ns = now_ns
         self.rank = core.link.rank_id
         self.facts = Facts(scenario.observations, SeededChoices(scenario.seed))
         self.watched: list[str] = []  # requests whose sender status this rank reports

@@ -7,7 +7,7 @@ ranks fall out of step - which is what the planted bugs are for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ppsim.core.consensus import intersect, store_minimum, unite
@@ -24,12 +24,20 @@ if TYPE_CHECKING:
     from ppsim.core.slots import LaunchedBatch, Slot
 
 
+def no_clock() -> int:
+    """Where there is no world, no time goes by."""
+    return 0
+
+
 class Hooks:
     """Default policy: the protocol as it should be."""
 
     def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
         self.pp_rank = pp_rank
         self.tp_rank = tp_rank
+        # The rank's own clock, for policies that look at one although they should not. In simulation it is virtual
+        # and as wrong as the scenario says, so what comes of it is found, shrunk and replayed like anything else.
+        self.wall_clock_ns: Callable[[], int] = no_clock
 
     def plan(self, steps: Plan) -> Plan:
         """The phases of an iteration; a plug-in may reorder, drop or replace them."""

@@ -30,7 +30,7 @@ MakeHooks = Callable[[int, int], Hooks]
 class Signature:
     """What makes two failures the same bug."""
 
-    invariant: str  # INV-nn, or a word where no invariant has a number: livelock, crash, nondeterminism
+    invariant: str  # INV-nn, or a word: livelock, crash-KeyError, nondeterminism
     role: str  # first | middle | last | ""
 
     def is_like(self, other: Signature | None) -> bool:
@@ -140,7 +140,8 @@ def run_experiment(experiment: Experiment, hooks: MakeHooks | None = None, choic
         raise
     except Exception as error:  # whatever a changed scheduler raises: the fuzzer reports it and goes on
         verdict = Verdict("fail", EXIT_SAFETY, f"crash: {type(error).__name__}: {error} ({place(error)})")
-        return Outcome(verdict, digest("crash", type(error).__name__), Signature("crash", ""), tuple(recorder.tape))
+        signature = Signature(f"crash-{type(error).__name__}", "")
+        return Outcome(verdict, digest(signature.invariant), signature, tuple(recorder.tape))
     verdict = result.verdict
     pp_size = scenario.cluster.pp_size
     found = None if verdict.kind == "pass" else Signature(broken(verdict), role_of(verdict, pp_size, result))

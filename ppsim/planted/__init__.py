@@ -5,6 +5,6 @@ holds the catalogue; each module below holds the bugs of one kind. Nothing here 
 test switches it on.
 """
 
-from ppsim.planted.registry import Planted, all_bugs, bug, hooks_for, load_plugin
+from ppsim.planted.registry import Planted, all_bugs, bug, hooks_for, load_plugin, planted
 
-__all__ = ["Planted", "all_bugs", "bug", "hooks_for", "load_plugin"]
+__all__ = ["Planted", "all_bugs", "bug", "hooks_for", "load_plugin", "planted"]

@@ -54,6 +54,7 @@ class SimulatedRank:
         self.streams = Streams(self.rank_id, setting.scenario.cluster.comm_overlap)
         self.local_capacity = allocated(setting, self.rank_id, local_capacity)
         self.skew_ms = clock_skew_ms(setting, self.rank_id)
+        rank.hooks.wall_clock_ns = self.wall_clock_ns
         self.tiers = Tiers(self) if setting.scenario.hicache.enabled else None
         self.effect: fx.Effect | None = None
         self.waits_for: int | None = None  # peer of a blocked effect
@@ -116,6 +117,10 @@ class SimulatedRank:
         yield self.env.timeout(self.now + pause_ns - self.env.now) if pause_ns else Event(self.env)
         self.now += pause_ns
         self.is_paused = False
+
+    def wall_clock_ns(self) -> int:
+        """What this rank's clock shows."""
+        return self.now + self.skew_ms * NS_PER_MS
 
     def wake(self) -> None:
         """Try the blocked effect again."""
@@ -320,7 +325,7 @@ class SimulatedRank:
             case "own_prefetch" if self.tiers is not None:
                 return tuple(self.tiers.reported(key, self) for key in keys)
             case "clock_ms":
-                return (self.rank.hooks.clock_ms(self.now // NS_PER_MS + self.skew_ms),)
+                return (self.rank.hooks.clock_ms(self.wall_clock_ns() // NS_PER_MS),)
             case "grammar":
                 return tuple(facts.grammar(me, iteration, rid) for rid in keys)
             case "sender":
