@@ -20,11 +20,16 @@ def explore(
     scenario: ScenarioArg,
     bound: Annotated[
         list[str] | None,
-        typer.Option("--bound", metavar="WHAT=N", help="delays=KIND:N, aborts=N or executions=N. Repeatable."),
+        typer.Option(
+            "--bound", metavar="WHAT=N", help="delays=KIND:N, aborts=N, failures=KIND:N, executions=N. Repeatable."
+        ),
     ] = None,
     overrides: SetOption = None,
     bugs: BugOption = None,
     plugin: PluginOption = None,
+    unreduced: Annotated[
+        bool, typer.Option("--unreduced", help="Every order of equal events, too: tiny runs.")
+    ] = False,
     budget: Annotated[float | None, typer.Option("--budget", metavar="SECONDS", help="Stop after so long.")] = None,
     as_json: JsonOption = False,
 ) -> int:
@@ -39,7 +44,7 @@ def explore(
         raise UsageError(f"{loaded.name}: explore needs scripted requests (workload.source = 'requests')")
     if budget is not None and budget <= 0:
         raise UsageError(f"--budget {budget:g}: must be more than 0 seconds")
-    bounds = parse_bounds(bound or [])
+    bounds = parse_bounds(bound or [], reduced=not unreduced)
     hooks = hooks_for([*(bugs or []), *loaded.bugs], load_plugin(plugin) if plugin else None)
     raw = loaded.model_dump(mode="json", exclude_unset=True)
     raw.pop("bugs", None)
@@ -75,9 +80,12 @@ def as_dict(found: Exploration, saved: list[str]) -> dict[str, Any]:
         "bounds": {
             "delays": found.bounds.delays,
             "aborts": found.bounds.aborts,
+            "failures": found.bounds.failures,
             "executions": found.bounds.executions,
-            "sentence": found.bounds.sentence(),
+            "reduced": found.bounds.reduced,
+            "sentence": found.sentence(),
         },
+        "longest_run": found.num_iterations,
         "seconds": round(found.seconds, 3),
         "findings": [
             {
@@ -102,4 +110,14 @@ def print_exploration(found: Exploration, saved: list[str]) -> None:
         print(f"PASS  no violation in all {runs}, {found.seconds:.1f} s")
     else:
         print(f"UNKNOWN  no violation in the first {runs}, {found.seconds:.1f} s; the exploration is not complete")
-    print(f"bounds  {found.bounds.sentence()}")
+    print(f"bounds  {found.sentence()}")
+    if found.bounds.aborts and found.complete:
+        print(f"longest {any_time(found)}")
+
+
+def any_time(found: Exploration) -> str:
+    """Whether the bound on aborts leaves out any iteration in which one could matter."""
+    last = f"without an abort the longest execution takes {found.num_iterations} iterations"
+    if found.bounds.aborts >= found.num_iterations:
+        return f"{last}: an abort at any time is covered"
+    return f"{last}: aborts from iteration {found.bounds.aborts} on are not covered"

@@ -1,9 +1,10 @@
-"""Exhaustive exploration of a small configuration: every abort time, every combination of observation delays.
+"""Exhaustive exploration of a small configuration: every abort time, every failure, every combination of delays.
 
 What is left out, and why that is sound: between two observations the ranks are a deterministic dataflow network (design
 decision 11), so the order in which ready ranks run, and how long a message takes, can influence a run only through the
 iteration in which an input is read or a local fact is seen. Exactly those iterations are enumerated; all orders that
-agree about them are one execution. ``tests/worlds`` shuffles the order to hold that claim.
+agree about them are one execution. ``reduced=False`` leaves nothing out: every order of equal events, and every message
+in time or as late as the scenario's jitter allows. ``tests/fuzz/test_explore.py`` compares the two.
 
 "No violation in all N executions" is a proof for the configuration and the bounds that are printed with it.
 """
@@ -14,62 +15,105 @@ import copy
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 from ppsim.errors import UsageError
 from ppsim.fuzz.experiment import Experiment, MakeHooks, Outcome, Signature, run_experiment
 from ppsim.recording.digest import run_digest
+from ppsim.scenario.load import validate
+from ppsim.scenario.tree import Scenario
 from ppsim.world.choices import ExhaustiveChoices
 
 KINDS = ("grammar", "bootstrap", "transfer", "handshake", "receive", "abort")
 
 
+TIMED: dict[str, Callable[[Scenario], bool]] = {
+    "the consensus store": lambda s: (
+        s.disaggregation.role in ("prefill", "pd") and s.disaggregation.bootstrap == "store"
+    ),
+    "limits on time": lambda s: bool(s.timeouts.waiting_ms or s.timeouts.running_ms),
+    "copies between cache tiers": lambda s: s.hicache.enabled,
+    "transfers between two pipelines": lambda s: s.disaggregation.role == "pd",
+}
+"""What of a scenario looks at the time, so that the length of a message may matter to it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """``delays``: kind of fact -> each rank sees it after 0..N iterations. ``aborts``: one abort before iteration N."""
+    """``delays``: kind of fact -> each rank sees it after 0..N iterations. ``aborts``: one abort before iteration N.
+
+    ``failures``: kind of fact -> one fact of that kind fails, and each rank sees it in some iteration before N. At most
+    one abort or failure is added to what the scenario has. Without reduction: the first ``messages`` may be late.
+    """
 
     delays: dict[str, int] = field(default_factory=dict)
     aborts: int = 0
+    failures: dict[str, int] = field(default_factory=dict)
     executions: int = 1_000_000
+    messages: int = 1_000_000
+    reduced: bool = True
 
     def sentence(self) -> str:
         """What exactly was bounded."""
         parts = [f"each {kind} fact 0..{n} iterations late on each rank" for kind, n in self.delays.items()]
         if self.aborts:
             parts.append(f"no abort, or one abort of any one request in any iteration before {self.aborts}")
-        parts.append("all other facts at once; orders that agree about these are one execution")
+        for kind, n in self.failures.items():
+            parts.append(f"or one {kind} of any one request fails, seen by each rank in any iteration before {n}")
+        if self.reduced:
+            parts.append("all other facts at once; orders that agree about these are one execution")
+        else:
+            which = "every message" if self.messages >= 1_000_000 else f"each of the first {self.messages} messages"
+            parts.append(f"all other facts at once; every order of equal events, {which} in time or late")
         return "; ".join(parts)
 
 
 @dataclass(slots=True)
 class Exploration:
-    """What was found. ``complete`` is False where the limit of executions or time ended it."""
+    """What was found. ``complete`` is False where the limit of executions or time, or a finding ended it."""
 
     bounds: Bounds
     complete: bool = False
     executions: int = 0
-    runs: dict[str, int] = field(default_factory=dict)  # distinct executions by digest
+    runs: dict[str, int] = field(default_factory=dict)  # distinct executions, by digest of decisions, tokens, replies
     states: dict[str, int] = field(default_factory=dict)  # distinct states of the first rank
+    num_iterations: int = 0  # of the longest execution of the scenario as it is: later aborts find nothing
     findings: list[tuple[Experiment, Outcome]] = field(default_factory=list)
+    timed: tuple[str, ...] = ()  # what reads the time
     seconds: float = 0.0
 
+    def sentence(self) -> str:
+        """What exactly was bounded, and what the scenario keeps from being covered."""
+        times = f"; {', '.join(self.timed)}: at the times of this scenario only" if self.timed else ""
+        return self.bounds.sentence() + times
 
-def parse_bounds(texts: list[str]) -> Bounds:
-    """From ``delays=transfer:3``, ``aborts=20``, ``executions=50000``. Raises UsageError for anything else."""
-    delays: dict[str, int] = {}
-    numbers = {"aborts": 0, "executions": 1_000_000}
+
+def parse_bounds(texts: list[str], *, reduced: bool = True) -> Bounds:
+    """From ``delays=transfer:3``, ``aborts=20``, ``failures=bootstrap:4``, ``executions=50000``, ``messages=6``.
+
+    Raises UsageError for anything else.
+    """
+    by_kind: dict[str, dict[str, int]] = {"delays": {}, "failures": {}}
+    numbers = {"aborts": 0, "executions": 1_000_000, "messages": 1_000_000}
     for text in texts:
         key, _, value = text.partition("=")
-        if key == "delays":
+        if key in by_kind:
             kind, _, limit = value.partition(":")
-            if kind not in KINDS:
-                raise UsageError(f"--bound {text}: unknown kind of fact {kind!r}; there are: {', '.join(KINDS)}")
-            delays[kind] = positive(text, limit)
+            known = KINDS if key == "delays" else KINDS[:-1]
+            if kind not in known:
+                raise UsageError(f"--bound {text}: unknown kind of fact {kind!r}; there are: {', '.join(known)}")
+            by_kind[key][kind] = positive(text, limit)
         elif key in numbers:
             numbers[key] = positive(text, value)
         else:
-            raise UsageError(f"--bound {text}: expected delays=KIND:N, aborts=N or executions=N")
-    return Bounds(delays, numbers["aborts"], numbers["executions"])
+            expected = "delays=KIND:N, aborts=N, failures=KIND:N, executions=N or messages=N"
+            raise UsageError(f"--bound {text}: expected {expected}")
+    if reduced and numbers["messages"] < 1_000_000:
+        raise UsageError("--bound messages=N: only --unreduced looks at messages that are late")
+    return Bounds(
+        by_kind["delays"], numbers["aborts"], by_kind["failures"], numbers["executions"], numbers["messages"], reduced
+    )
 
 
 def positive(text: str, value: str) -> int:
@@ -79,27 +123,46 @@ def positive(text: str, value: str) -> int:
 
 
 class BoundedChoices(ExhaustiveChoices):
-    """Only the delays of the bounded kinds branch; everything else is 0."""
+    """Only the delays of the bounded kinds branch; everything else is 0. Without reduction orders and links do too."""
 
     def __init__(self, bounds: Bounds) -> None:
-        super().__init__()
+        super().__init__(fixed=())
         self.bounds = bounds
+        self.num_messages = 0
 
     def below(self, stream: str, n: int) -> int:
         words = stream.split()
         limit = self.bounds.delays.get(words[1]) if words[0] == "delay" else None
-        if limit is None:
+        if limit is not None:
+            return super().below(stream, min(n, limit + 1))
+        if self.bounds.reduced or n < 2:
             return 0
-        return super().below(stream, min(n, limit + 1))
+        if words[0] == "jitter":
+            self.num_messages += 1
+            return super().below(stream, 2) * (n - 1) if self.num_messages <= self.bounds.messages else 0
+        return super().below(stream, n) if words[0] == "order" else 0
+
+    def advance(self) -> bool:
+        self.num_messages = 0
+        return super().advance()
 
 
-def abort_variants(raw: dict[str, Any], bounds: Bounds) -> Iterator[dict[str, Any]]:
-    """The scenario without a further abort, then with each single one."""
+def variants(raw: dict[str, Any], bounds: Bounds) -> Iterator[dict[str, Any]]:
+    """The scenario as it is, then with each single further abort, then with each single failure."""
     yield raw
-    for request in raw["workload"]["requests"] if bounds.aborts else ():
+    requests = raw["workload"]["requests"]
+    for request in requests if bounds.aborts else ():
         for iteration in range(bounds.aborts):
             variant = copy.deepcopy(raw)
             variant["workload"].setdefault("aborts", []).append({"rid": request["rid"], "at_iteration": iteration})
+            yield variant
+    cluster = raw.get("cluster", {})
+    num_ranks = cluster.get("pp_size", 1) * cluster.get("tp_replicas", 1)
+    for kind, limit in bounds.failures.items():
+        for request, at in product(requests, product(range(limit), repeat=num_ranks)):
+            variant = copy.deepcopy(raw)
+            fails = {"what": kind, "rid": request["rid"], "at": list(at), "failed": True}
+            variant["observations"]["listed"] = [fails, *variant["observations"].get("listed", ())]
             yield variant
 
 
@@ -116,22 +179,23 @@ def explore(
     raw = copy.deepcopy(raw)
     raw.setdefault("observations", {})["max_delay"] = max(bounds.delays.values(), default=0)
     raw.setdefault("run", {})["invariants"] = True
-    found = Exploration(bounds)
+    scenario = validate(raw)
+    found = Exploration(bounds, timed=tuple(what for what, reads in TIMED.items() if reads(scenario)))
     seen: list[Signature] = []
     started = time.monotonic()
-    for variant in abort_variants(raw, bounds):
+    for number, variant in enumerate(variants(raw, bounds)):
         choices = BoundedChoices(bounds)
         more = True
         while more:
+            out_of_time = budget_s is not None and found.seconds > budget_s
+            if len(seen) >= max_findings or found.executions >= bounds.executions or out_of_time:
+                return found
             outcome = run_experiment(Experiment(variant), hooks, choices)
-            record(found, outcome)
+            record(found, outcome, is_first=number == 0)
             if outcome.signature is not None and outcome.signature not in seen:
                 seen.append(outcome.signature)
                 found.findings.append((Experiment(variant, outcome.tape), outcome))
             found.seconds = time.monotonic() - started
-            out_of_time = budget_s is not None and found.seconds > budget_s
-            if len(seen) >= max_findings or found.executions >= bounds.executions or out_of_time:
-                return found
             if progress is not None:
                 progress(found.executions, 0)
             more = choices.advance()
@@ -139,11 +203,16 @@ def explore(
     return found
 
 
-def record(found: Exploration, outcome: Outcome) -> None:
+def record(found: Exploration, outcome: Outcome, *, is_first: bool) -> None:
+    """Count an execution: what was decided, delivered and answered; when it happened makes no other one."""
     found.executions += 1
-    # What was decided, delivered and answered; when it happened makes no other execution.
-    run = outcome.digest if outcome.result is None else run_digest(outcome.result.recording)
+    if outcome.result is None:  # it crashed
+        found.runs[outcome.digest] = found.runs.get(outcome.digest, 0) + 1
+        return
+    recording = outcome.result.recording
+    run = run_digest(recording)
     found.runs[run] = found.runs.get(run, 0) + 1
-    if outcome.result is not None:
-        for decision in outcome.result.recording.decisions[0]:
-            found.states[decision.state_digest] = 1
+    for decision in recording.decisions[0]:
+        found.states[decision.state_digest] = 1
+    if is_first:
+        found.num_iterations = max(found.num_iterations, len(recording.decisions[0]))

@@ -370,18 +370,24 @@ def strategy(profile: Profile) -> SearchStrategy[Experiment]:
 
 @contextmanager
 def from_the_seed_alone() -> Iterator[None]:
-    """Hypothesis likes to draw constants that it finds in the source of loaded modules: here it must not.
+    """Two habits of Hypothesis that an example must do without, here.
 
-    What has been imported, or where ppsim is installed, would otherwise change what a seed generates. Later versions
-    of Hypothesis may do this elsewhere; a test compares campaigns of two processes with different imports.
+    It likes to draw constants that it finds in the source of loaded modules: what has been imported, or where ppsim is
+    installed, would otherwise change what a seed generates. And it makes five of six examples from the one before, by
+    copying a drawn value to a place of the same kind: ranks would see a fact in the same iteration nearly always, and
+    a hundred examples would be worth twenty. Later versions of Hypothesis may do this elsewhere; tests compare
+    campaigns of two processes with different imports, and count what is drawn twice.
     """
-    provider = getattr(import_module("hypothesis.internal.conjecture.providers"), "HypothesisProvider", None)
-    before = getattr(provider, "_maybe_draw_constant", None)
-    if provider is None or before is None:
-        yield
-        return
-    provider._maybe_draw_constant = lambda *args, **kwargs: None
+    replaced = [
+        ("hypothesis.internal.conjecture.providers", "HypothesisProvider", "_maybe_draw_constant"),
+        ("hypothesis.internal.conjecture.engine", "ConjectureRunner", "generate_mutations_from"),
+    ]
+    found = [(getattr(import_module(module), owner, None), method) for module, owner, method in replaced]
+    before = [(owner, method, getattr(owner, method)) for owner, method in found if hasattr(owner, method)]
+    for owner, method, _ in before:
+        setattr(owner, method, lambda *args, **kwargs: None)
     try:
         yield
     finally:
-        provider._maybe_draw_constant = before
+        for owner, method, original in before:
+            setattr(owner, method, original)

@@ -16,12 +16,14 @@ from typing import Any
 
 from ppsim.errors import ScenarioError
 from ppsim.fuzz.experiment import ANY_ROLE, Experiment, MakeHooks, Outcome, Signature, is_valid, run_experiment
+from ppsim.fuzz.generate import patience
 from ppsim.scenario.load import validate
 
 Candidate = Callable[[Experiment], Iterator[Experiment]]
 MAX_RUNS = 600
 MAX_SINGLE = 40  # choices that are made smaller one by one
 MANY_STAGES = 3  # a pipeline of first, middle and last shows nearly everything
+MANY_REQUESTS = 3
 
 DEFAULTS: tuple[tuple[str, str, Any], ...] = (
     ("links", "send", "eager"),
@@ -118,7 +120,7 @@ class Shrinker:
         if best.chooser.kind == "tape":
             return best
         self.runs += 1
-        return Experiment(best.raw, run_experiment(best, self.hooks).tape)
+        return Experiment(best.raw, without_last_zeros(run_experiment(best, self.hooks).tape))
 
     def _descend(self, best: Experiment, candidates: Candidate) -> Experiment:
         """One sweep: after a success go on at the same place, where the next smaller candidate stands now."""
@@ -186,6 +188,29 @@ def without_sections(e: Experiment) -> Iterator[Experiment]:
             yield edited(e, lambda raw, name=name: raw.pop(name))  # type: ignore[misc]
 
 
+def fewer_with_small_batches(e: Experiment) -> Iterator[Experiment]:
+    """Drop a request or two of many, where only a smaller batch lets the others do without them."""
+    requests = e.raw["workload"].get("requests", ())
+    dropped = [(i, j) for i in range(len(requests)) for j in range(i, len(requests))]
+    for pair in reversed(dropped) if len(requests) > MANY_REQUESTS else ():
+        rest = [request for k, request in enumerate(requests) if k not in pair]
+        for size in (1, 2):
+            if size < e.raw["scheduler"].get("pp_max_micro_batch_size", size):
+                yield edited(e, lambda raw, rest=rest, size=size: small_batches(raw, rest, size))  # type: ignore[misc]
+
+
+def small_batches(raw: dict[str, Any], rest: list[dict[str, Any]], size: int) -> None:
+    raw["workload"]["requests"] = rest
+    raw["scheduler"]["pp_max_micro_batch_size"] = size
+
+
+def less_patience(e: Experiment) -> Iterator[Experiment]:
+    """As many iterations to wait as what is left of the work may take: what stands still is found out sooner."""
+    limit = e.raw.get("run", {}).get("max_wait_iterations", 0)
+    if limit and patience(e.raw) < limit:
+        yield edited(e, lambda raw: raw["run"].__setitem__("max_wait_iterations", patience(raw)))
+
+
 def fewer_ranks(e: Experiment) -> Iterator[Experiment]:
     """Smaller pipelines; lists with an entry for each rank are cut with them."""
     cluster = e.raw["cluster"]
@@ -224,7 +249,7 @@ def default_features(e: Experiment) -> Iterator[Experiment]:
         if key in e.raw.get(section, {}) and e.raw[section][key] != value:
             yield edited(e, lambda raw, s=section, k=key, v=value: raw[s].__setitem__(k, v))  # type: ignore[misc]
     for i, request in enumerate(e.raw["workload"].get("requests", ())):
-        for key in ("prefix_blocks", "stop_after", "return_logprob", "grammar"):
+        for key in ("prefix_blocks", "stop_after", "return_logprob", "grammar", "priority"):
             if key in request:
                 yield edited(e, lambda raw, i=i, k=key: raw["workload"]["requests"][i].pop(k))  # type: ignore[misc]
 
@@ -261,14 +286,20 @@ def assign(raw: Any, path: tuple[Any, ...], value: int) -> None:
     raw[path[-1]] = value
 
 
+def without_last_zeros(tape: tuple[int, ...]) -> tuple[int, ...]:
+    """The same choices: a tape answers 0 when it runs out."""
+    length = len(tape)
+    while length and tape[length - 1] == 0:
+        length -= 1
+    return tape[:length]
+
+
 def simpler_tape(e: Experiment) -> Iterator[Experiment]:
     """Shorter, then zeros in blocks, then smaller choices; of a run with a chooser: nothing left to chance."""
     if e.chooser.kind != "tape":
         yield Experiment(e.raw)
         return
-    tape = e.tape
-    while tape and tape[-1] == 0:
-        tape = tape[:-1]
+    tape = without_last_zeros(e.tape)
     yield Experiment(e.raw, tape)
     for length in dict.fromkeys((0, len(tape) // 2, len(tape) - 1)):
         if 0 <= length < len(tape):
@@ -295,6 +326,7 @@ def tidied(e: Experiment) -> Iterator[Experiment]:
 
 PASSES: tuple[Candidate, ...] = (
     without_items("workload", "requests"),
+    less_patience,
     without_items("workload", "aborts"),
     without_items("workload", "flushes"),
     without_items("observations", "listed"),
@@ -304,5 +336,7 @@ PASSES: tuple[Candidate, ...] = (
     fewer_ranks,
     default_features,
     smaller_numbers,
+    less_patience,
     simpler_tape,
+    fewer_with_small_batches,
 )
