@@ -50,6 +50,12 @@ class TraceError(UsageError):
         return f"{self.path}:{self.line}: field {self.field!r}: {self.problem}"
 
 
+class PluginError(PpsimError):
+    """A plug-in or a planted bug raises while it runs: the change is broken, whatever it wanted to show."""
+
+    exit_code = EXIT_SAFETY
+
+
 class RankDied(PpsimError):
     """A rank process of the executor ended before the run did."""
 

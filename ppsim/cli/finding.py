@@ -32,6 +32,11 @@ def print_finding(found: Finding, path: Path, seed: int) -> None:
     if found.outcome.result is not None:
         for line in (*blame(found.outcome.result), *short_log(found.outcome.result)):
             print(line)
+    if name == "nondeterminism":
+        print("not shrunk: no run of it can be repeated")
+        print(f"saved   {path}")
+        print(f"replay  ppsim replay {path}")
+        return
     sizes = "  ".join(f"{key} {before[key]}→{after[key]}" for key in after)
     print(f"shrunk  {sizes}  ({found.shrink_runs} runs, same {name})")
     print(f"saved   {path}")

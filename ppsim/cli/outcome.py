@@ -3,14 +3,36 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ppsim.cli.guard import say
 
 if TYPE_CHECKING:
+    from ppsim.core.hooks import Hooks
     from ppsim.recording import Recording, Verdict
     from ppsim.recording.folder import RunFolder
     from ppsim.scenario import Scenario
+    from ppsim.world import SimulationResult
+
+
+def simulated(
+    scenario: Scenario, hooks: Callable[[int, int], Hooks], progress: Callable[[int, int], None], *, is_changed: bool
+) -> SimulationResult:
+    """Simulate. What a changed scheduler raises is its own failure, with the place where it happened."""
+    from ppsim.errors import PluginError, PpsimError
+    from ppsim.world import simulate
+
+    try:
+        return simulate(scenario, progress=progress, hooks=hooks)
+    except PpsimError:
+        raise
+    except (Exception, SystemExit) as error:
+        if not is_changed:
+            raise
+        from ppsim.fuzz.experiment import place
+
+        raise PluginError(f"{scenario.name}: crash: {type(error).__name__}: {error} ({place(error)})") from error
 
 
 def conclude(folder: RunFolder, scenario: Scenario, recording: Recording, verdict: Verdict, *, as_json: bool) -> int:

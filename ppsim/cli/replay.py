@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ppsim.cli.guard import guarded, say
 from ppsim.cli.options import JsonOption
+
+if TYPE_CHECKING:
+    from ppsim.fuzz.experiment import Outcome
+    from ppsim.fuzz.repro import Repro
 
 
 @guarded
@@ -23,8 +27,9 @@ def replay(
 ) -> int:
     """Reproduce a failure; the exit code is that of the failure, 4 if it does not come back the same."""
     from ppsim.errors import EXIT_NONDETERMINISM, EXIT_PASS, UsageError
+    from ppsim.fuzz.campaign import run_twice
     from ppsim.fuzz.emit import regression_test
-    from ppsim.fuzz.repro import load, ppsim_version
+    from ppsim.fuzz.repro import digest_of_file, load, ppsim_version
 
     repro = load(file)
     if emit_test:
@@ -36,29 +41,40 @@ def replay(
             f"{file}: written by ppsim {repro.version}, this is {ppsim_version()}; the same tape may mean another run "
             "(use --anyway to run it all the same)"
         )
-    outcome = repro.run()
-    same = repro.again(outcome)
-    stable = not twice or repro.run().digest == outcome.digest
+    if repro.plugin is not None and repro.plugin_digest not in (None, digest_of_file(repro.plugin)):
+        say(f"ppsim: plug-in {repro.plugin} has changed since {file} was written")
+    outcome, stable = run_twice(repro.experiment, repro.hooks()) if twice or of_two(repro) else (repro.run(), True)
+    same = not stable if of_two(repro) else repro.again(outcome)
     if as_json:
-        print(
-            json.dumps(
-                {
-                    "reproduced": same,
-                    "invariant": outcome.signature.invariant if outcome.signature else None,
-                    "digest": outcome.digest,
-                    "verdict": outcome.verdict.kind,
-                    "message": outcome.verdict.message,
-                }
-            )
-        )
+        print(json.dumps(as_dict(outcome, same)))
     else:
         print(outcome.verdict.message or "the run passes: nothing is broken")
-        print(
-            "reproduced bit for bit" if same else f"NOT the saved failure ({repro.signature.invariant}, {repro.digest})"
-        )
+        print(ending(repro, same))
     if not stable:
-        say("two runs of this file differ: something in it (a plug-in?) is nondeterministic")
+        say("ppsim: two runs of this file differ: something in it (a plug-in?) is nondeterministic")
         return EXIT_NONDETERMINISM
     if outcome.signature is None:
         return EXIT_PASS
     return outcome.verdict.exit_code if same else EXIT_NONDETERMINISM
+
+
+def of_two(repro: Repro) -> bool:
+    """Whether what was saved is that two runs differ."""
+    return repro.signature.invariant == "nondeterminism"
+
+
+def ending(repro: Repro, same: bool) -> str:
+    """Whether what was saved came back."""
+    if not same:
+        return f"NOT the saved failure ({repro.signature.invariant}, {repro.digest})"
+    return "two runs differ again" if of_two(repro) else "reproduced bit for bit"
+
+
+def as_dict(outcome: Outcome, same: bool) -> dict[str, Any]:
+    return {
+        "reproduced": same,
+        "invariant": outcome.signature.invariant if outcome.signature else None,
+        "digest": outcome.digest,
+        "verdict": outcome.verdict.kind,
+        "message": outcome.verdict.message,
+    }

@@ -34,12 +34,11 @@ def run(
 
     hooks = hooks_for([*(bugs or []), *loaded.bugs], load_plugin(plugin) if plugin else None)
 
-    from ppsim.cli.outcome import conclude
+    from ppsim.cli.outcome import conclude, simulated
     from ppsim.cli.progress import ProgressBar
     from ppsim.recording.folder import run_folder
-    from ppsim.world import simulate
 
     with run_folder(out, loaded.name, loaded.seed) as folder:
         with ProgressBar(f"simulating {loaded.name}") as progress:
-            result = simulate(loaded, progress=progress, hooks=hooks)
+            result = simulated(loaded, hooks, progress, is_changed=bool(plugin or bugs or loaded.bugs))
         return conclude(folder, loaded, result.recording, result.verdict, as_json=as_json)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ppsim.errors import UsageError
 from ppsim.fuzz.repro import Repro
 
 WIDTH = 120
@@ -14,9 +15,12 @@ def regression_test(repro: Repro, name: str) -> str:
     """Python source of a test that keeps this failure from coming back.
 
     With planted bugs: it is found with them, bit for bit, and nothing is found without. ``name``: an identifier part.
-    A plug-in is a file somewhere else, so it is named relative to the folder in which pytest runs.
+    A plug-in is a file somewhere else, so it is named relative to the folder in which pytest runs. Raises UsageError
+    for a failure that is no function of the experiment.
     """
     what = repro.signature.invariant
+    if what == "nondeterminism":
+        raise UsageError("two runs of this file differ, so no test can keep it: mend what makes them differ")
     hooks = f"hooks_for({literal(list(repro.bugs))}" + (
         f", load_plugin({json.dumps(repro.plugin)}))" if repro.plugin else ")"
     )

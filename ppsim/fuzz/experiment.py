@@ -138,7 +138,7 @@ def run_experiment(experiment: Experiment, hooks: MakeHooks | None = None, choic
         result = simulate(scenario, hooks=hooks, choices=recorder)
     except ScenarioError:
         raise
-    except Exception as error:  # whatever a changed scheduler raises: the fuzzer reports it and goes on
+    except (Exception, SystemExit) as error:  # whatever a changed scheduler raises: the fuzzer reports it and goes on
         verdict = Verdict("fail", EXIT_SAFETY, f"crash: {type(error).__name__}: {error} ({place(error)})")
         signature = Signature(f"crash-{type(error).__name__}", "")
         return Outcome(verdict, digest(signature.invariant), signature, tuple(recorder.tape))

@@ -7,7 +7,9 @@ planted bugs and the plug-in that were on, and the digest of the run, so that "a
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from hashlib import blake2b
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -30,6 +32,7 @@ class Repro:
     bugs: tuple[str, ...] = ()
     plugin: str | None = None
     version: str = ""
+    plugin_digest: str | None = None  # of the plug-in's text when the file was written
 
     def hooks(self) -> MakeHooks:
         """The hooks that were on."""
@@ -41,6 +44,11 @@ class Repro:
     def again(self, outcome: Outcome) -> bool:
         """Whether a run is the saved one, bit for bit."""
         return outcome.signature == self.signature and outcome.digest == self.digest
+
+
+def digest_of_file(path: str | None) -> str | None:
+    """Of a plug-in; None where there is none."""
+    return blake2b(Path(path).read_bytes(), digest_size=8).hexdigest() if path and Path(path).is_file() else None
 
 
 def ppsim_version() -> str:
@@ -64,6 +72,7 @@ def save(path: Path, repro: Repro) -> None:
         },
         "bugs": list(repro.bugs),
         "plugin": repro.plugin,
+        "plugin_digest": repro.plugin_digest or digest_of_file(repro.plugin),
         "tape": list(repro.experiment.tape),
         "scenario": repro.experiment.raw,
     }
@@ -83,24 +92,47 @@ def load(path: str) -> Repro:
 
 
 def parse(path: str, content: Any) -> Repro:
+    """The content of a file. Raises UsageError that names the field."""
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         came = content.get("format") if isinstance(content, dict) else type(content).__name__
         raise UsageError(f"{path}: not a reproduction of format {FORMAT} (format: {came!r})")
-    try:
-        expect = content["expect"]
-        tape = content["tape"]
-        if not isinstance(tape, list) or not all(type(v) is int and v >= 0 for v in tape):
-            raise UsageError(f"{path}: field 'tape': expected a list of integers from 0 on")
-        if not isinstance(content["scenario"], dict):
-            raise UsageError(f"{path}: field 'scenario': expected an object")
-        return Repro(
-            Experiment(content["scenario"], tuple(tape)),
-            Signature(str(expect["invariant"]), str(expect["role"])),
-            str(expect["digest"]),
-            expect.get("iteration"),
-            tuple(str(name) for name in content["bugs"]),
-            content["plugin"],
-            str(content["ppsim"]),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path}: damaged: {type(error).__name__} at {error}") from None
+    for field, fits, wanted in FIELDS:
+        if field not in content:
+            raise UsageError(f"{path}: damaged: field {field!r} is missing")
+        if not fits(content[field]):
+            raise UsageError(f"{path}: damaged: field {field!r}: expected {wanted}")
+    expect = content["expect"]
+    return Repro(
+        Experiment(content["scenario"], tuple(content["tape"])),
+        Signature(expect["invariant"], expect["role"]),
+        expect["digest"],
+        expect["iteration"],
+        tuple(content["bugs"]),
+        content["plugin"],
+        content["ppsim"],
+        content.get("plugin_digest"),
+    )
+
+
+def is_expectation(value: Any) -> bool:
+    texts = ("invariant", "role", "digest")
+    return (
+        isinstance(value, dict)
+        and all(isinstance(value.get(key), str) for key in texts)
+        and isinstance(value.get("iteration"), int | None)
+    )
+
+
+def is_tape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(v) is int and v >= 0 for v in value)
+
+
+FIELDS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("ppsim", lambda v: isinstance(v, str), "a version"),
+    ("expect", is_expectation, "an object with invariant, role, digest and iteration"),
+    ("tape", is_tape, "a list of integers from 0 on"),
+    ("scenario", lambda v: isinstance(v, dict), "an object"),
+    ("bugs", lambda v: isinstance(v, list) and all(isinstance(b, str) for b in v), "a list of names"),
+    ("plugin", lambda v: isinstance(v, str | None), "a path, or null"),
+)
+"""Fields of a file, what each must be, and that in words."""

@@ -91,18 +91,38 @@ def load_plugin(path: str) -> ModuleType:
     """Import a user's file. Raises UsageError if it is missing, raises, or defines nothing usable."""
     file = Path(path)
     if not file.is_file():
-        raise UsageError(f"plug-in {path} does not exist")
+        raise UsageError(f"plug-in {path}: there is no such file")
     spec = importlib.util.spec_from_file_location(f"ppsim_plugin_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise UsageError(f"plug-in {path} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(f"plug-in {path} raises while it is loaded: {type(error).__name__}: {error}") from error
-    if policy_of(module) is None and not bugs_in(module):
+    policy = policy_of(module)
+    if policy is None and not bugs_in(module):
         raise UsageError(f"plug-in {path} defines neither a class Policy(Hooks) nor a @planted bug")
+    for hooks in ([policy] if policy else []) + [entry.hooks for entry in bugs_in(module)]:
+        check_hooks(path, hooks)
     return module
+
+
+def check_hooks(path: str, hooks: type[Hooks]) -> None:
+    """Raise UsageError for a class that no rank could be given, and for a hook whose name is misspelt."""
+    try:
+        hooks(0, 0)
+    except (Exception, SystemExit) as error:
+        raise UsageError(
+            f"plug-in {path}: {hooks.__name__}(pp_rank, tp_rank) cannot be made: {type(error).__name__}: {error}"
+        ) from error
+    known = [name for name in vars(Hooks) if not name.startswith("_")]
+    for name in vars(hooks):
+        near = [] if name.startswith("_") or name in known else get_close_matches(name, known, n=1, cutoff=0.85)
+        if near:
+            raise UsageError(
+                f"plug-in {path}: {hooks.__name__}.{name} is no hook (did you mean {near[0]!r}? see: docs/hooks.md)"
+            )
 
 
 def policy_of(module: ModuleType) -> type[Hooks] | None:
