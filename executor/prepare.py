@@ -18,6 +18,7 @@ from ppsim.scenario.check import check_scenario
 from ppsim.scenario.layers import partition_of
 from ppsim.scenario.rank import kv_bytes_per_token_and_layer, local_capacity_tokens, stage_weight_bytes
 from ppsim.scenario.tree import Chance
+from ppsim.scenario.warn import start_warnings, without_effect
 from ppsim.workload import Arrival, build_workload
 
 GB = 10**9
@@ -107,7 +108,7 @@ def arrivals_of(
     else:
         workload = build_workload(scenario)
         live = workload.arrivals
-        for warning in workload.warnings:
+        for warning in (*start_warnings(scenario), *without_effect(scenario), *workload.warnings):
             recording.warn(warning)
     for arrival in live:
         request = arrival.request

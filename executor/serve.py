@@ -79,6 +79,8 @@ def serve(core: Rank, job: Job, status: Status, recording: Recording) -> None:
     try:
         answers.drive(core)
         transport.finish()
+        if rank == 0:
+            recording.warn_of_ignored_aborts(core.scheduler.num_ignored_aborts)
     finally:
         answers.settle()
     if store is not None:

@@ -113,6 +113,11 @@ class Recording:
         for message in part.warnings:
             self.warn(message)
 
+    def warn_of_ignored_aborts(self, num_ignored: int) -> None:
+        """Aborts that found nobody did nothing and were counted, alike on all ranks; the user is told once."""
+        if num_ignored:
+            self.warn(f"aborts that were ignored, for requests that are unknown or had ended: {num_ignored}")
+
     def warn(self, message: str) -> None:
         """Something the user should know although the run went on; shown once in the summary."""
         if message not in self.warnings:

@@ -174,15 +174,7 @@ def check_surroundings(s: Scenario) -> None:
             raise ScenarioError(
                 f"workload.aborts.{i}.side", f"{abort.side!r} needs disaggregation.role 'pd'", "there is only one side"
             )
-    limits = s.timeouts
-    tick_ms = (s.host.schedule_us + s.host.process_us) / 1000
-    for name, value in (("waiting_ms", limits.waiting_ms), ("running_ms", limits.running_ms)):
-        if value and value < tick_ms:
-            raise ScenarioError(
-                f"timeouts.{name}",
-                f"{value} ms is below one iteration ({tick_ms} ms of host time)",
-                "0 switches it off",
-            )
+    check_limits(s)
     if s.disaggregation.role != "plain" and s.scheduler.hidden_send == "after_launch":
         raise ScenarioError(
             "scheduler.hidden_send",
@@ -191,6 +183,34 @@ def check_surroundings(s: Scenario) -> None:
         )
     if s.disaggregation.role == "decode" and s.scheduler.enable_mixed_chunk:
         raise ScenarioError("scheduler.enable_mixed_chunk", "a decode server has no prefill batches to mix with")
+
+
+def check_limits(s: Scenario) -> None:
+    """A limit that passes within one iteration ends what has only just begun."""
+    d = s.disaggregation
+    limits: dict[str, float] = {
+        "timeouts.waiting_ms": s.timeouts.waiting_ms,
+        "timeouts.running_ms": s.timeouts.running_ms,
+    }
+    if d.role == "pd":
+        limits |= {
+            "disaggregation.bootstrap_timeout_ms": d.bootstrap_timeout_ms,
+            "disaggregation.receive_timeout_ms": d.receive_timeout_ms,
+        }
+    if not any(limits.values()):
+        return
+    cost = stage_cost(s)
+    slots = range(s.cluster.pp_size + s.cluster.pp_async_batch_depth)
+    one_token = ((0, 1, False), (1, 1, True))
+    passes = [cost.batch_ns(k, slot, [work]) for k in range(s.cluster.pp_size) for slot in slots for work in one_token]
+    host_ms, pass_ms = (s.host.schedule_us + s.host.process_us) / 1000, min(passes) / 1e6
+    for field, value in limits.items():
+        if 0 < value < host_ms + pass_ms:
+            raise ScenarioError(
+                field,
+                f"{value:g} ms is below one iteration ({host_ms:g} ms of host, {pass_ms:g} ms of a one-token pass)",
+                "a longer limit; 0 switches it off",
+            )
 
 
 def decode_stages(s: Scenario) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ppsim.scenario.chunks import sglang_predictor
-from ppsim.scenario.tree import Scenario
+from ppsim.scenario.tree import Disaggregation, Scenario
 
 
 def start_warnings(s: Scenario) -> tuple[str, ...]:
@@ -21,3 +21,36 @@ def start_warnings(s: Scenario) -> tuple[str, ...]:
             "a slot takes one request, and not every stage has one to work on"
         )
     return tuple(found)
+
+
+ONLY_PD = (
+    "decode_pp_size",
+    "decode_pp_async_batch_depth",
+    "decode_max_total_tokens",
+    "decode_max_running_requests",
+    "kv_bandwidth_gb_per_s",
+    "kv_latency_us",
+    "kv_faults",
+)
+ONLY_VOTES = ("bootstrap", "variant")  # a plain server has no votes, a decode server no bootstrap
+
+
+def without_effect(s: Scenario) -> list[str]:
+    """Likewise, once for a scenario and not for each of two sides: keys of another role, requests that never come."""
+    d = s.disaggregation
+    idle = list(ONLY_PD) if d.role != "pd" else []
+    if d.role in ("plain", "decode"):
+        idle += ONLY_VOTES if d.role == "plain" else ONLY_VOTES[:1]
+    usual = Disaggregation()
+    found = [
+        f"disaggregation.{key} has no effect with disaggregation.role {d.role!r}"
+        for key in idle
+        if getattr(d, key) != getattr(usual, key)
+    ]
+    if s.workload.source == "requests":
+        known = {request.rid for request in s.workload.requests}
+        listed = dict.fromkeys(entry.rid for entry in s.observations.listed if entry.rid not in known)
+        found += [f"observations.listed: no request has the id {rid!r}" for rid in listed]
+        faulty = dict.fromkeys(fault.rid for fault in d.kv_faults if fault.rid not in known)
+        found += [f"disaggregation.kv_faults: no request has the id {rid!r}" for rid in faulty]
+    return found

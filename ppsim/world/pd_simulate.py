@@ -21,6 +21,7 @@ from ppsim.recording import PASS, Verdict
 from ppsim.scenario.check import decode_stages
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.tree import Scenario
+from ppsim.scenario.warn import without_effect
 from ppsim.workload import Workload
 from ppsim.world.chance import AskedOnce
 from ppsim.world.choices import Choices
@@ -65,6 +66,8 @@ def simulate_pair(
     for side in SIDES:
         for simulated in sides.of(side).ranks:
             env.process(simulated.run())
+    for message in without_effect(scenario):
+        sides.decode.recording.warn(message)
     verdict = run(env, sides)
     finish(sides)
     return SimulationResult(sides.decode.recording, verdict, sides.decode)
@@ -152,6 +155,7 @@ def run(env: Environment, sides: Sides) -> Verdict:
     except Stuck as stuck:
         return stuck.verdict
     warn_of_refusals(sides.decode)
+    sides.decode.recording.warn_of_ignored_aborts(sides.decode.ranks[0].rank.scheduler.num_ignored_aborts)
     for side in SIDES:
         stuck_for_ever = asleep(sides.of(side)) or deadlock(sides.of(side))
         if stuck_for_ever is not None:

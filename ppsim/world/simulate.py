@@ -19,7 +19,7 @@ from ppsim.scenario.layers import hidden_bytes_per_token
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
-from ppsim.scenario.warn import start_warnings
+from ppsim.scenario.warn import start_warnings, without_effect
 from ppsim.workload import Workload, build_workload
 from ppsim.workload.facts import Facts
 from ppsim.world.audit import Audit
@@ -70,6 +70,8 @@ def simulate(
 
         return simulate_pair(scenario, progress, choices, make_hooks, given.tokens)
     setting = prepare(scenario, progress, choices, given)
+    for message in without_effect(scenario):
+        setting.recording.warn(message)
     env = ChoosingEnvironment(setting.choices)
     cluster = scenario.cluster
     for pp_rank in range(cluster.pp_size):
@@ -91,6 +93,7 @@ def simulate(
         if setting.marks is not None:
             setting.marks.finish(setting)
     warn_of_refusals(setting)
+    setting.recording.warn_of_ignored_aborts(setting.ranks[0].rank.scheduler.num_ignored_aborts)
     stuck_for_ever = deadlock(setting)
     if stuck_for_ever is not None:
         return SimulationResult(setting.recording, root_cause(stuck_for_ever, setting), setting)

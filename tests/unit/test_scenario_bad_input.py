@@ -121,6 +121,16 @@ CASES = [
         "workload.requests.0",
         ("both at_iteration and at_ms",),
     ),
+    Bad(
+        "timeouts.waiting_ms=999",
+        "timeouts.waiting_ms",
+        ("999 ms is below one iteration", "1000 ms of a one-token pass"),
+    ),
+    Bad("timeouts.running_ms=1", "timeouts.running_ms", ("1 ms", "0 switches it off")),
+    Bad("disaggregation.bootstrap_timeout_ms=0.5", "disaggregation.bootstrap_timeout_ms", ("0.5 ms",), "pd_mooncake"),
+    Bad('disaggregation.variant="fresh"', "disaggregation.variant", ("'forwards_applied'", "got 'fresh'")),
+    Bad('disaggregation.bootstrap="ring"', "disaggregation.bootstrap", ("'store' or 'vote'", "got 'ring'")),
+    Bad('observations.listed=[{what="retract",rid="a",at=[1]}]', "observations.listed.0.what", ("got 'retract'",)),
     Bad("workload.input_length.min=9000000", "workload.input_length.min", ("is more than max 131072",)),
     Bad("workload.num_prefixes=2", "workload.prefix_tokens", ("2 shared prefixes are empty",)),
     # what could never make progress

@@ -476,7 +476,7 @@ KEYS: dict[str, Case] = {
     "disaggregation.kv_bandwidth_gb_per_s": Case(TWO_SIDES, {"disaggregation.kv_bandwidth_gb_per_s": 0.5}),
     "disaggregation.kv_latency_us": Case(TWO_SIDES, {"disaggregation.kv_latency_us": 300.0}),
     "disaggregation.bootstrap_timeout_ms": Case(FULL_DECODE, {"disaggregation.bootstrap_timeout_ms": 5.0}),
-    "disaggregation.receive_timeout_ms": Case(TWO_SIDES, {"disaggregation.receive_timeout_ms": 1.0}),
+    "disaggregation.receive_timeout_ms": Case(TWO_SIDES, {"disaggregation.receive_timeout_ms": 1.5}),
     "disaggregation.lease_ms": Case(
         kv_fault(what="lost") | {"disaggregation.receive_timeout_ms": 9.0}, {"disaggregation.lease_ms": 7.0}
     ),

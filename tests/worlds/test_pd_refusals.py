@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ppsim.errors import ScenarioError
-from tests.worlds.making import UNIT, scenario
+from tests.worlds.making import UNIT, run, scenario
 from tests.worlds.pd_making import PAIR, at, pair
 
 CASES: list[tuple[dict[str, Any], str, str]] = [
@@ -97,3 +97,41 @@ def test_pauses_and_clocks_are_numbered_over_both_sides() -> None:
     assert free.verdict.kind == paused.verdict.kind == "pass"
     late = paused.recording.replies[0].time_ns - free.recording.replies[0].time_ns
     assert 2_000_000 < late <= 5_000_000
+
+
+# --- what runs, but not as its keys may lead one to think ------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("role", "changes", "words"),
+    [
+        ("plain", {"disaggregation.decode_pp_size": 1}, "disaggregation.decode_pp_size has no effect"),
+        ("plain", {"disaggregation.bootstrap": "vote"}, "disaggregation.bootstrap has no effect"),
+        ("plain", {"disaggregation.variant": "released"}, "disaggregation.variant has no effect"),
+        ("decode", {"disaggregation.bootstrap": "vote"}, "disaggregation.bootstrap has no effect"),
+        (
+            "prefill",
+            {"disaggregation.kv_bandwidth_gb_per_s": 1.0},
+            "disaggregation.kv_bandwidth_gb_per_s has no effect",
+        ),
+        ("prefill", {"disaggregation.kv_faults": [{"rid": "R1", "rank": 0}]}, "disaggregation.kv_faults has no effect"),
+        (
+            "prefill",
+            {"observations.listed": [{"what": "transfer", "rid": "r1", "at": [1, 1]}]},
+            "observations.listed: no request has the id 'r1'",
+        ),
+        ("plain", {"workload.aborts": [{"rid": "r1", "at_iteration": 1}]}, "or had ended: 1"),
+        ("decode", {"workload.aborts": [{"rid": "R1", "at_iteration": 300}]}, "or had ended: 1"),
+    ],
+)
+def test_what_has_no_effect_is_said_once_in_the_report(role: str, changes: dict[str, Any], words: str) -> None:
+    result = run({"disaggregation.role": role, "disaggregation.num_reserved_decode_tokens": 4, **changes})
+    assert result.verdict.kind == "pass", result.verdict.message
+    assert [words in warning for warning in result.recording.warnings] == [True]
+
+
+@pytest.mark.parametrize("role", ["plain", "prefill", "decode", "pd"])
+def test_a_scenario_that_says_nothing_needless_is_told_nothing(role: str) -> None:
+    base = PAIR if role == "pd" else UNIT
+    result = run({"disaggregation.role": role, "disaggregation.num_reserved_decode_tokens": 4}, base)
+    assert result.recording.warnings == []
