@@ -4,6 +4,7 @@ planted bug it fails at the named iteration with the named invariant. The data a
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +15,7 @@ from ppsim.core.invariants import BY_NAME, RULES
 from ppsim.planted import all_bugs
 from ppsim.recording import Recording, Verdict
 from ppsim.world import SimulationResult
-from tests.planted.catalogue import BARE, FOLDER, entries
+from tests.planted.catalogue import BARE, FOLDER, ROOT, entries
 from tests.worlds.making import deliveries, tokens_of
 
 ENTRIES = entries()
@@ -63,6 +64,15 @@ def test_every_scenario_has_an_entry_a_sentence_and_its_own_name() -> None:
         assert raw["description"].endswith(".")
         assert raw["description"].count(". ") == 0
         assert raw["run"]["invariants"]
+
+
+def test_every_handed_entry_of_these_classes_has_a_scenario() -> None:
+    """Divergence to starvation are B01 to B92; the later ones are about chunks, speed and bad input."""
+    catalogue = ROOT.parent / "shared" / "reference" / "bugs.md"
+    if not catalogue.exists():
+        pytest.skip(f"the catalogue of public bugs is not here: {catalogue.name}")
+    handed = set(re.findall(r"^### (B\d+) ", catalogue.read_text(encoding="utf-8"), re.MULTILINE))
+    assert {entry.number for entry in ENTRIES.values()} == {number for number in handed if int(number[1:]) <= 92}
 
 
 def test_every_planted_bug_of_the_catalogue_is_used_and_names_its_entry() -> None:

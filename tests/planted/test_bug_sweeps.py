@@ -141,6 +141,24 @@ def test_b60_an_abort_one_iteration_later_comes_after_one_token() -> None:
     assert [reply.status for reply in recording.replies] == ["token", "aborted"]
 
 
+def test_b65_a_prompt_between_two_chunks_ends_with_the_others() -> None:
+    """R5 has four chunks of 100, from iteration 18 on: three of them are in flight, in three slots, when all end."""
+    rows = ", ".join(f'{{rid="R{n}", prompt=4, output=100}}' for n in range(1, 5))
+    sets = (
+        "scheduler.pp_max_micro_batch_size=2",
+        "scheduler.chunked_prefill_size=100",
+        f'workload.requests=[{rows}, {{rid="R5", prompt=400, output=4, at_iteration=18}}]',
+    )
+    whole = launches(passed("B65", *sets, "workload.aborts=[]"))["R5"]
+    assert whole[:4] == [18, 19, 20, 21]
+    recording = passed("B65", *sets, "workload.aborts=[{abort_all=true, at_iteration=21}]")
+    assert launches(recording)["R5"] == [18, 19, 20]
+    ends = {rid: h.iteration for h in recording.harvests[-1] for rid in h.finished}
+    assert set(ends) == {f"R{n}" for n in range(1, 6)}
+    assert ends["R5"] == 20 + 4 - 1 == max(ends.values())
+    assert [r.status for r in recording.replies if r.status != "token"] == ["aborted"] * 5
+
+
 def test_b65_two_slots_do_not_show_the_bug() -> None:
     sets = (
         "cluster.pp_size=2",
