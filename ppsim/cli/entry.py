@@ -17,6 +17,7 @@ from ppsim.cli import (
     diff,
     execute,
     explore,
+    export,
     fit,
     fuzz,
     import_,
@@ -63,6 +64,7 @@ app.command("chunks")(chunks.chunks)
 app.command("tune")(tune.tune)
 app.command("compare")(compare.compare)
 app.command("import", context_settings=import_.CONTEXT)(import_.import_)
+app.command("export")(export.export)
 app.add_typer(listing.app, name="list")
 
 

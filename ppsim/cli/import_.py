@@ -30,11 +30,15 @@ RoleOption = Annotated[
     str | None,
     typer.Option("--role", metavar="ROLE", help="Of several servers the one with this role: prefill, decode."),
 ]
+GpuOption = Annotated[
+    str | None,
+    typer.Option("--gpu", metavar="KEY", help="Times from first principles on this GPU, for a known model."),
+]
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": True}
 
 
 @guarded
-def import_(source: SourceArg, role: RoleOption = None, as_json: JsonOption = False) -> int:
+def import_(source: SourceArg, role: RoleOption = None, gpu: GpuOption = None, as_json: JsonOption = False) -> int:
     """Turn an SGLang or vLLM launch line into a scenario."""
     from ppsim.sglang.launch import read_launch
 
@@ -44,12 +48,12 @@ def import_(source: SourceArg, role: RoleOption = None, as_json: JsonOption = Fa
 
         raise UsageError(f"--role {role}: no server of the text has this role; leave the option out to see all")
     if as_json:
-        print(json.dumps([described(line) for line in lines], allow_nan=False, default=str))
+        print(json.dumps([described(line, gpu) for line in lines], allow_nan=False, default=str))
     else:
         for line in lines:
-            tell(line)
+            tell(line, gpu)
             if not line.errors:
-                print(scenario_text(line), end="")
+                print(scenario_text(line, gpu), end="")
         if len(lines) > 1:
             say(f"ppsim: {len(lines)} servers; choose one with --role, or by its heading")
     return EXIT_USAGE if any(line.errors for line in lines) else EXIT_PASS
@@ -66,20 +70,32 @@ def text_of(source: list[str]) -> str:
     (only,) = source
     if only == "-":
         return sys.stdin.buffer.read().decode("utf-8", errors="replace")
-    if "\n" in only or len(only) > 1000 or (" " in only.strip() and not Path(only).is_file()):
+    if "\n" in only or (" " in only.strip() and not is_file(only)):
         return only
-    path = Path(only)
-    if not path.is_file():
+    if not is_file(only):
         raise UsageError(f"{only}: no such file, and no launch line; expected a file, -, or a command in quotes")
-    return path.read_bytes().decode("utf-8", errors="replace")
+    return Path(only).read_bytes().decode("utf-8", errors="replace")
 
 
-def described(line: LaunchLine) -> dict[str, Any]:
+def is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # a command is longer than any file name, or has a null byte
+        return False
+
+
+def described(line: LaunchLine, gpu: str | None) -> dict[str, Any]:
     """A server for ``--json``: what was read, the scenario it makes (null if it has errors), the line printed back."""
-    from ppsim.sglang.launch import to_scenario
-
-    scenario = to_scenario(line) if not line.errors else None
+    scenario = scenario_of(line, gpu) if not line.errors else None
     return {**line.to_dict(), "scenario": scenario, "launch_line": None if scenario is None else printed(scenario)}
+
+
+def scenario_of(line: LaunchLine, gpu: str | None) -> dict[str, Any]:
+    """``to_scenario``, with the costs of a GPU that the line does not name. Raises ScenarioError for an unknown one."""
+    from ppsim.sglang.launch import priced, to_scenario
+
+    found = to_scenario(line)
+    return found if gpu is None else priced(found, gpu)
 
 
 def printed(scenario: dict[str, Any]) -> str:
@@ -97,11 +113,9 @@ def tree_of(scenario: dict[str, Any]) -> Any:
     return validate(raw)
 
 
-def scenario_text(line: LaunchLine) -> str:
+def scenario_text(line: LaunchLine, gpu: str | None = None) -> str:
     """TOML of the scenario: what the line settles, by section, under a heading that says where it comes from."""
-    from ppsim.sglang.launch import to_scenario
-
-    overrides = to_scenario(line)["overrides"]
+    overrides = scenario_of(line, gpu)["overrides"]
     heading = " ".join(part for part in (line.engine, line.variant, line.program, line.role or "") if part)
     out = [f"# {heading}, line {line.line}"]
     sections: dict[str, list[str]] = {}
@@ -113,10 +127,8 @@ def scenario_text(line: LaunchLine) -> str:
     return "\n".join(out) + "\n"
 
 
-def tell(line: LaunchLine) -> None:
+def tell(line: LaunchLine, gpu: str | None) -> None:
     """All that the scenario does not show, on stderr."""
-    from ppsim.sglang.launch import to_scenario
-
     for note in line.errors:
         say(f"error: {note}")
     for note in line.warnings:
@@ -130,8 +142,10 @@ def tell(line: LaunchLine) -> None:
         say(f"unresolved: line {hole.line}, {hole.name or 'outside the flags'}: {hole.text}")
     if line.errors:
         return
-    found = to_scenario(line)
+    found = scenario_of(line, gpu)
     for key, why in found["left_open"].items():
         say(f"left open: {key}: {why}")
     if found["not_modelled"]:
         say("not modelled: " + ", ".join(f"{name}={value}" for name, value in found["not_modelled"].items()))
+    if gpu is None:
+        say("left open: stage times: a launch line names no GPU; give --gpu KEY, or cost.* from ppsim fit")

@@ -73,3 +73,41 @@ def invariants(as_json: JsonOption = False) -> int:
     for i in INVARIANTS:
         print(f"{i.name}  {i.statement}  [{i.owner}]")
     return 0
+
+
+@app.command("models")
+@guarded
+def models(as_json: JsonOption = False) -> int:
+    """The models whose shape is known; any config.json does as well."""
+    from ppsim.cost.config_json import checkpoint_of, known_models
+
+    rows = [
+        {"name": key, "checkpoint": checkpoint_of(key), "num_hidden_layers": config["num_hidden_layers"]}
+        for key, config in known_models().items()
+    ]
+    if as_json:
+        print(json.dumps(rows))
+        return 0
+    for row in rows:
+        print(f"{row['name']:<22} {row['num_hidden_layers']:>3} layers  {row['checkpoint']}")
+    return 0
+
+
+@app.command("gpus")
+@guarded
+def gpus(as_json: JsonOption = False) -> int:
+    """The GPUs whose rates are known, and where the figures come from."""
+    from dataclasses import asdict
+
+    from ppsim.cost.gpu import known_gpus, load_gpu
+
+    found = [load_gpu(key) for key in known_gpus()]
+    if as_json:
+        print(json.dumps([asdict(gpu) for gpu in found]))
+        return 0
+    print(f"{'GPU':<10} {'BF16 TF':>8} {'GB':>5} {'HBM GB/s':>9} {'link GB/s':>9} {'NIC GB/s':>9}  source")
+    for gpu in found:
+        nic = "unknown" if gpu.nic_gb_per_s is None else f"{gpu.nic_gb_per_s:g}"
+        rates = f"{gpu.bf16_tflops:>8g} {gpu.memory_gb:>5g} {gpu.hbm_gb_per_s:>9g} {gpu.link_gb_per_s:>9g} {nic:>9}"
+        print(f"{gpu.key:<10} {rates}  {gpu.source}")
+    return 0

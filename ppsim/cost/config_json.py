@@ -41,6 +41,8 @@ QUANT_BYTES = {
     "awq": 0.5,
     "gptq": 0.5,
 }
+MAX_LAYERS = 4096
+STORED_ONLY = ("awq", "gptq")  # four bits in memory, multiplied in the model's own type
 
 
 @cache
@@ -50,20 +52,34 @@ def known_models() -> dict[str, dict[str, Any]]:
     return {key: ({**table[entry["like"]], **entry} if "like" in entry else entry) for key, entry in table.items()}
 
 
+def known_key(name_or_path: str) -> str | None:
+    """Key of a known model under one of its names: the key itself, its checkpoint, either behind folders."""
+    name = name_or_path.rstrip("/").rsplit("/", 1)[-1].lower()
+    if name in known_models():
+        return name
+    names = {str(entry["checkpoint"]).rsplit("/", 1)[-1].lower(): key for key, entry in known_models().items()}
+    return names.get(name)
+
+
+def checkpoint_of(key: str) -> str | None:
+    """Under which name the weights of a known model are published."""
+    known = known_key(key)
+    return None if known is None else str(known_models()[known]["checkpoint"])
+
+
 def load_model(name_or_path: str, kv_dtype: str | None = None, weight_dtype: str | None = None) -> ModelShape:
     """Shape of a known model, of a config.json or of a folder with one; types override those of the config.
 
     Raises ScenarioError with the nearest known key, or with the field that is missing.
     """
-    table = known_models()
-    key = name_or_path.rsplit("/", 1)[-1].lower()
+    table, key = known_models(), known_key(name_or_path)
     path = Path(name_or_path)
-    if key in table:
+    if key is not None and not (path / "config.json").is_file():  # a folder's own config tells more than its name
         shape = from_config(table[key], key)
     elif path.is_dir() or path.suffix == ".json":
         shape = from_config(read_config(path / "config.json" if path.is_dir() else path), str(path))
     else:
-        near = get_close_matches(key, table, n=1, cutoff=0.3)
+        near = get_close_matches(name_or_path.rsplit("/", 1)[-1].lower(), table, n=1, cutoff=0.3)
         raise ScenarioError(
             "model",
             f"no known model and no config.json: {name_or_path!r}",
@@ -72,7 +88,7 @@ def load_model(name_or_path: str, kv_dtype: str | None = None, weight_dtype: str
     if kv_dtype is not None:
         shape = replace(shape, kv_bytes=type_bytes("kv_cache_dtype", kv_dtype))
     if weight_dtype is not None:
-        shape = replace(shape, weight_bytes=type_bytes("weight_dtype", weight_dtype))
+        shape = replace(shape, weight_bytes=type_bytes("weight_dtype", weight_dtype), math_bytes=None)
     return shape
 
 
@@ -101,7 +117,9 @@ def type_bytes(field: str, name: str) -> float:
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     """Shape from the fields of a config.json. ``name`` is used in messages. Raises ScenarioError."""
     num_layers = _positive(config, name, "num_hidden_layers")
-    moe = _moe(config, name)
+    if num_layers > MAX_LAYERS:
+        raise ScenarioError(f"{name}: num_hidden_layers", f"must be at most {MAX_LAYERS}, got {num_layers}")
+    moe, widths = _moe(config, name), _widths(config, name)
     return ModelShape(
         name=name,
         hidden_size=_positive(config, name, "hidden_size"),
@@ -111,7 +129,8 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         moe=moe,
         moe_layers=_moe_layers(config, name, num_layers) if moe else (False,) * num_layers,
         tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        weight_bytes=_weight_bytes(config, name),
+        weight_bytes=widths[0],
+        math_bytes=widths[1],
     )
 
 
@@ -146,7 +165,7 @@ def _moe(config: Mapping[str, Any], name: str) -> Moe | None:
     size = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
     moe = Moe(
         num_experts=_positive(config, name, field),
-        num_shared_experts=int(config.get("n_shared_experts") or 0),
+        num_shared_experts=_count(config, name, "n_shared_experts", 0),
         top_k=_positive(config, name, "num_experts_per_tok"),
         intermediate_size=_positive(config, name, size),
     )
@@ -157,9 +176,11 @@ def _moe(config: Mapping[str, Any], name: str) -> Moe | None:
 
 def _moe_layers(config: Mapping[str, Any], name: str, num_layers: int) -> tuple[bool, ...]:
     """Which layers have experts, in the words of DeepSeek (first_k_dense_replace) and Qwen (mlp_only_layers)."""
-    first = int(config.get("first_k_dense_replace") or 0)
-    step = int(config.get("moe_layer_freq") or config.get("decoder_sparse_step") or 1)
+    first = _count(config, name, "first_k_dense_replace", 0)
+    step = _count(config, name, "moe_layer_freq" if config.get("moe_layer_freq") else "decoder_sparse_step", 1)
     dense = config.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise ScenarioError(f"{name}: mlp_only_layers", f"must be a list of layers, got {dense!r}")
     if first >= num_layers:
         raise ScenarioError(f"{name}: first_k_dense_replace", f"{first} leaves no expert layer of {num_layers}")
     offset = 0 if "moe_layer_freq" in config else 1  # DeepSeek counts from layer 0, Qwen from 1
@@ -170,20 +191,39 @@ def _has_dense_mlp(config: Mapping[str, Any], moe: Moe | None) -> bool:
     return moe is None or "intermediate_size" in config
 
 
-def _weight_bytes(config: Mapping[str, Any], name: str) -> float:
-    quantization = config.get("quantization_config")
-    if isinstance(quantization, dict):
-        method = str(quantization.get("quant_method", "fp8")).lower()
-        if "fp4" in str(quantization.get("quant_algo", "")).lower():
-            method = "nvfp4"
-        if method not in QUANT_BYTES:
-            raise ScenarioError(
-                f"{name}: quantization_config.quant_method",
-                f"unknown method {method!r}",
-                f"known: {', '.join(sorted(QUANT_BYTES))}",
-            )
-        return QUANT_BYTES[method]
+def _widths(config: Mapping[str, Any], name: str) -> tuple[float, float | None]:
+    """Bytes of a stored weight, and of the operand that it is multiplied as where that is wider."""
+    quantization, plain = config.get("quantization_config"), _torch_bytes(config, name)
+    if not isinstance(quantization, dict):
+        return plain, None
+    method = str(quantization.get("quant_method", "fp8")).lower()
+    if "fp4" in str(quantization.get("quant_algo", "")).lower():
+        method = "nvfp4"
+    if method not in QUANT_BYTES:
+        raise ScenarioError(
+            f"{name}: quantization_config.quant_method",
+            f"unknown method {method!r}",
+            f"known: {', '.join(sorted(QUANT_BYTES))}",
+        )
+    groups = quantization.get("config_groups")  # compressed-tensors says it there
+    group = next(iter(groups.values()), None) if isinstance(groups, dict) else None
+    weights = group.get("weights") if isinstance(group, dict) else None
+    told = weights if isinstance(weights, dict) else quantization
+    field = "num_bits" if told is weights else "bits"
+    stored = _count(told, f"{name}: quantization_config", field, int(8 * QUANT_BYTES[method])) / 8
+    only_stored = method in STORED_ONLY or (
+        told is weights and isinstance(group, dict) and not group.get("input_activations")
+    )
+    return stored, plain if only_stored else None
+
+
+def _torch_bytes(config: Mapping[str, Any], name: str) -> float:
     return type_bytes(f"{name}: torch_dtype", str(config.get("torch_dtype") or config.get("dtype") or "bfloat16"))
+
+
+def _count(config: Mapping[str, Any], name: str, field: str, default: int) -> int:
+    """A field that may be absent, null or 0, all of which mean the default."""
+    return _positive(config, name, field) if config.get(field) else default
 
 
 def _positive(config: Mapping[str, Any], name: str, field: str) -> int:

@@ -44,6 +44,12 @@ class ModelShape:
     weight_bytes: float = BF16_BYTES
     kv_bytes: float = BF16_BYTES
     activation_bytes: float = BF16_BYTES
+    math_bytes: float | None = None  # of an operand, where weights are stored narrower than they are multiplied
+
+    @property
+    def operand_bytes(self) -> float:
+        """Width at which weights are multiplied: it decides the peak rate."""
+        return self.weight_bytes if self.math_bytes is None else self.math_bytes
 
     @property
     def num_layers(self) -> int:

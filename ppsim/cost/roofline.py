@@ -177,7 +177,7 @@ class RooflineCost:
             padding = self.shape.moe.hit_experts(num_tokens) * self.rates.moe_tile_rows / 2.0
             params += padding * self.shape.expert_params * at.num_moe_layers
         head = 2.0 * at.head_params * num_rows / self._rate(BF16_BYTES)
-        return 2.0 * params / self._rate(self.shape.weight_bytes) + head
+        return 2.0 * params / self._rate(self.shape.operand_bytes) + head
 
     def _memory_s(self, at: StageShape, num_tokens: int, kv_read: int) -> float:
         weights = at.fixed_bytes + at.head_params * BF16_BYTES
@@ -191,7 +191,7 @@ class RooflineCost:
     def expand_s_per_token(self) -> float:
         """Seconds per layer and prefix token of making MLA's keys and values again; 0 without latents."""
         attention = self.shape.attention
-        at = self.shape.kv_bytes if self.rates.expand_at == "kv" else self.shape.weight_bytes
+        at = self.shape.kv_bytes if self.rates.expand_at == "kv" else self.shape.operand_bytes
         moved = self.rates.expand_passes * attention.expand_elements_per_token * self.shape.activation_bytes
         return attention.expand_flops_per_token / self._rate(at) + moved / self.tp_size / self._hbm
 
@@ -207,7 +207,7 @@ class RooflineCost:
         moe, layers = self.shape.moe, whole.num_layers
         experts = moe.num_experts if moe else 0
         padding = experts * self.rates.moe_tile_rows / 2.0 * self.shape.expert_params * whole.num_moe_layers
-        weight_rate = self._rate(self.shape.weight_bytes)
+        weight_rate = self._rate(self.shape.operand_bytes)
         head_s = 2.0 * whole.head_params / self._rate(BF16_BYTES)
         weights = whole.fixed_bytes + whole.head_params * BF16_BYTES + whole.expert_bytes * experts
         pair_s = self.shape.attention.pair_flops * layers / self._rate(self.shape.kv_bytes)

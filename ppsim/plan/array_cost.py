@@ -109,7 +109,7 @@ def roofline_terms(costs: Sequence[RooflineCost]) -> tuple[RooflineCost, dict[st
         reached = cost.rates.efficiency * cost.tp_size
         rows.append(
             (
-                cost.gpu.flops(cost.shape.weight_bytes) * reached,
+                cost.gpu.flops(cost.shape.operand_bytes) * reached,
                 cost.gpu.flops(BF16_BYTES) * reached,
                 cost.gpu.flops(cost.shape.kv_bytes) * reached,
                 cost.gpu.hbm_gb_per_s * 1e9 * cost.rates.hbm_fraction,

@@ -90,12 +90,8 @@ def tuned_scenario(s: Scenario, candidate: Candidate) -> Scenario:
 
 
 def launch_line(s: Scenario, candidate: Candidate) -> str:
-    """SGLang's command. It counts context-parallel ranks among the tensor-parallel ones."""
-    tuned, split = tuned_scenario(s, candidate), candidate.split
-    if split.cp_size == 1:
-        return to_launch_line(tuned)
-    wide = tuned.cluster.model_copy(update={"tp_size": split.tp_size * split.cp_size})
-    return f"{to_launch_line(tuned.model_copy(update={'cluster': wide}))} --attn-cp-size {split.cp_size}"
+    """SGLang's command for a candidate."""
+    return to_launch_line(tuned_scenario(s, candidate))
 
 
 def notes(search: Search, found: Tuning) -> list[str]:

@@ -12,7 +12,7 @@ from ppsim.sglang.arguments import read_application, read_draft
 from ppsim.sglang.commands import Reader
 from ppsim.sglang.dumps import drafts_of_words, json_words, load_json, read_calls, read_json
 from ppsim.sglang.result import Given, LaunchLine, Note, UnknownFlag, Unresolved
-from ppsim.sglang.scenario import to_launch_line, to_scenario
+from ppsim.sglang.scenario import priced, to_launch_line, to_scenario
 
 __all__ = [
     "Given",
@@ -20,6 +20,7 @@ __all__ = [
     "Note",
     "UnknownFlag",
     "Unresolved",
+    "priced",
     "read_launch",
     "to_launch_line",
     "to_scenario",

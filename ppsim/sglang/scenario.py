@@ -11,7 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ppsim.errors import UsageError
+from ppsim.cost.config_json import checkpoint_of, known_key, load_model
+from ppsim.cost.gpu import load_gpu
+from ppsim.errors import ScenarioError, UsageError
 from ppsim.scenario.load import known_keys
 from ppsim.scenario.tree import Scenario
 from ppsim.sglang.flags import defaults
@@ -166,7 +168,8 @@ def to_scenario(line: LaunchLine) -> dict[str, Any]:
     """What the line says of a scenario.
 
     ``overrides``: dotted key of the tree -> value, SGLang's own defaults included where they are fixed numbers, so that
-    no default of ppsim stands in for one of SGLang; a layer partition also gives the number of layers.
+    no default of ppsim stands in for one of SGLang; a layer partition also gives the number of layers, the name of a
+    known checkpoint model.key, and of SGLang's tp_size the context-parallel ranks are taken out.
     ``not_modelled``: given values without a key. ``left_open``: keys that the line does not settle, with the reason.
     Raises UsageError if the line has errors.
     """
@@ -195,8 +198,34 @@ def to_scenario(line: LaunchLine) -> dict[str, Any]:
         overrides[row.key] = plain(row.to_key(value))
     if "model.layer_partition" in overrides:
         overrides["model.num_hidden_layers"] = sum(overrides["model.layer_partition"])
+    key = known_key(str(overrides.get("model.path", "")))
+    if key is not None:
+        overrides["model.key"] = key
+    cp_size, tp_size = given.get("attn_cp_size", 1), overrides.get("cluster.tp_size", 1)
+    if isinstance(cp_size, int) and cp_size > 1 and tp_size % cp_size == 0:
+        modelled.add("attn_cp_size")
+        overrides |= {"cluster.cp_size": cp_size, "cluster.tp_size": tp_size // cp_size}
+        left_open["gpu.nic_gb_per_s"] = "context-parallel ranks exchange keys and values"
     not_modelled = {name: plain(value) for name, value in given.items() if name not in modelled}
     return {"overrides": overrides, "not_modelled": not_modelled, "left_open": left_open}
+
+
+def priced(found: dict[str, Any], gpu_key: str) -> dict[str, Any]:
+    """``to_scenario``'s answer with stage times from first principles on a known GPU.
+
+    Raises ScenarioError for an unknown GPU, or where the line names no known model.
+    """
+    gpu, overrides = load_gpu(gpu_key), dict(found["overrides"])
+    if "model.key" not in overrides:
+        path = overrides.get("model.path")
+        shape = load_model(str(path)) if path else None  # a folder with a config.json is as good
+        if shape is None:
+            raise ScenarioError("--gpu", "the launch line names no model", "leave the option out, or give a model")
+        overrides["model.key"] = path
+    overrides |= {"gpu.key": gpu.key, "cost.source": "roofline"}
+    if gpu.efficiency is not None:
+        overrides["cost.efficiency"] = gpu.efficiency
+    return {**found, "overrides": overrides}
 
 
 def in_sglang_words(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -211,8 +240,9 @@ def to_launch_line(scenario: Scenario) -> str:
     """The SGLang command that starts what the scenario describes, its environment in front; for both sides of a
     disaggregated scenario two commands, each under its heading.
 
-    Values that are SGLang's defaults are left out, except the sizes; a scenario without a checkpoint prints a
-    placeholder for the model. Costs, links and workload are no part of a launch.
+    Values that are SGLang's defaults are left out, except the sizes; a scenario without a checkpoint prints that of its
+    model.key, or a placeholder. SGLang counts context-parallel ranks among the tensor-parallel ones. Costs, links and
+    workload are no part of a launch.
     """
     if scenario.disaggregation.role == "pd":
         return f"# prefill\n{one_line(scenario, PREFILL)}\n# decode\n{one_line(scenario, decode_side(scenario))}"
@@ -240,13 +270,16 @@ def decode_side(scenario: Scenario) -> dict[str, Any]:
 def one_line(scenario: Scenario, instead: Mapping[str, Any]) -> str:
     """One command; ``instead`` has the keys whose value is not the scenario's."""
     env, words = [], ["python3", "-m", "sglang.launch_server"]
+    cp_size = scenario.cluster.cp_size
     for row in ROWS:
         if not has_key(row.key):
             continue
         value = row.to_flag(instead[row.key] if row.key in instead else value_at(scenario, row.key))
         if row.name == "model_path" and value is None:
-            words += [row.flag, "<MODEL_PATH>"]
+            words += [row.flag, checkpoint_of(scenario.model.key or "") or "<MODEL_PATH>"]
             continue
+        if row.name == "tp_size":
+            value *= cp_size
         if value is None or (value == defaults("sglang")[row.name] and not row.always):
             continue
         text = spell(value)
@@ -256,7 +289,7 @@ def one_line(scenario: Scenario, instead: Mapping[str, Any]) -> str:
             words.append(row.flag)
         else:
             words += [row.flag, shlex.quote(text)]
-    return " ".join([*env, *words])
+    return " ".join([*env, *words, *(["--attn-cp-size", str(cp_size)] if cp_size > 1 else [])])
 
 
 def spell(value: Any) -> str:

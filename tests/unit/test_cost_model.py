@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ppsim.cost.attention import GroupedQuery, Latent
-from ppsim.cost.config_json import from_config, known_models, load_model
+from ppsim.cost.config_json import checkpoint_of, from_config, known_key, known_models, load_model
 from ppsim.cost.gpu import known_gpus, load_gpu
 from ppsim.errors import ScenarioError
 
@@ -100,6 +100,59 @@ def test_quantised_checkpoints_shrink_the_layers_but_not_router_and_embedding(me
     assert small.embedding_bytes == plain.embedding_bytes == 100 * 64 * 2
 
 
+@pytest.mark.parametrize(
+    ("quantization", "stored", "multiplied"),
+    [
+        ({"quant_method": "fp8"}, 1.0, 1.0),
+        ({"quant_method": "nvfp4"}, 0.5, 0.5),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.5, 0.5),
+        ({"quant_method": "awq", "bits": 4}, 0.5, 2.0),
+        ({"quant_method": "gptq", "bits": 8}, 1.0, 2.0),
+        ({"quant_method": "compressed-tensors"}, 1.0, 1.0),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4}, "input_activations": None}},
+            },
+            0.5,
+            2.0,
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 8}, "input_activations": {"num_bits": 8}}},
+            },
+            1.0,
+            1.0,
+        ),
+    ],
+)
+def test_four_bits_in_memory_are_not_always_four_bits_in_the_tensor_cores(
+    quantization: dict[str, object], stored: float, multiplied: float
+) -> None:
+    """AWQ, GPTQ and weight-only checkpoints are widened before they are multiplied; FP8 and FP4 ones are not."""
+    shape = from_config({**DENSE, "quantization_config": quantization}, "m")
+    assert (shape.weight_bytes, shape.operand_bytes) == (stored, multiplied)
+
+
+def test_a_four_bit_rate_is_used_where_the_gpu_has_one() -> None:
+    assert load_gpu("b200").flops(0.5) == 2 * load_gpu("b200").flops(1.0)
+    assert load_gpu("h100").flops(0.5) == load_gpu("h100").flops(1.0)
+
+
+def test_a_known_model_goes_by_its_key_or_by_its_checkpoint(tmp_path: Path) -> None:
+    for key in known_models():
+        checkpoint = checkpoint_of(key)
+        assert checkpoint is not None
+        assert known_key(checkpoint) == known_key(key) == known_key(f"/data/{key}/") == key
+        assert load_model(checkpoint) == load_model(key)
+    assert known_key("foo/bar") is None
+    folder = tmp_path / "qwen3-8b"  # a folder's own config tells more than its name
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(DENSE), encoding="utf-8")
+    assert load_model(str(folder)).num_layers == DENSE["num_hidden_layers"]
+
+
 def test_expected_number_of_hit_experts_goes_from_top_k_to_all_of_them() -> None:
     moe = load_model("deepseek-v3.1").moe
     assert moe is not None
@@ -189,3 +242,19 @@ def test_every_gpu_has_a_source_and_a_type_without_a_rate_runs_at_the_next_wider
     assert load_gpu("h20").flops(1.0) == 296e12
     assert load_gpu("a100").flops(1.0) == load_gpu("a100").flops(2.0) == 312e12
     assert load_gpu("h100").flops(0.5) == 1978e12
+
+
+ODD = [None, 0, -1, 2.5, "x", True, [], {}, [1], {"a": None}, {"a": {"weights": 3}}, float("nan"), 10**12]
+
+
+@pytest.mark.parametrize("key", ["deepseek-v3.1", "qwen3-235b-a22b-fp8", "llama-3.1-8b"])
+def test_no_value_of_any_field_gives_a_traceback(key: str) -> None:
+    """Every field of a real config, and those that other families have, replaced by what nobody expects there."""
+    extra = ["mlp_only_layers", "n_shared_experts", "first_k_dense_replace", "decoder_sparse_step", "dtype"]
+    quantization = [{"quant_method": "awq", "bits": v} for v in ODD] + [{"config_groups": v} for v in ODD]
+    for field in dict.fromkeys([*known_models()[key], "moe_layer_freq", "quantization_config", *extra]):
+        for value in [*ODD, *(quantization if field == "quantization_config" else ())]:
+            try:
+                from_config({**known_models()[key], field: value}, "m")
+            except ScenarioError as error:
+                assert error.field.startswith("m: ")

@@ -332,7 +332,11 @@ def test_the_launch_line_says_what_the_winner_is(deepseek: Tuning) -> None:
         (line,) = read_launch(judged.launch_line)
         keys, config = to_scenario(line)["overrides"], judged.row.to_dict()["config"]
         assert keys["cluster.pp_size"] == config["pp_size"]
-        assert keys["cluster.tp_size"] == config["tp_size"] * config["cp_size"]
+        assert keys["cluster.tp_size"] == config["tp_size"]
+        assert keys.get("cluster.cp_size", 1) == config["cp_size"]
+        assert line.get("tp_size") == config["tp_size"] * config["cp_size"]  # SGLang counts them together
+        assert line.get("model_path") == "deepseek-ai/DeepSeek-V3.1"
+        assert keys["model.key"] == "deepseek-v3.1"
         assert ("--attn-cp-size" in judged.launch_line) == (config["cp_size"] > 1)
         assert keys["cluster.pp_async_batch_depth"] == config["pp_async_batch_depth"]
         assert keys["scheduler.chunked_prefill_size"] == config["chunked_prefill_size"]

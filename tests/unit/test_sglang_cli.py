@@ -11,13 +11,19 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ppsim.cli.entry import app
+from ppsim.cost.config_json import known_models
+from ppsim.cost.gpu import known_gpus, load_gpu
 from ppsim.cost.stage import NS_PER_MS
 from ppsim.scenario.load import load_scenario, validate
+from ppsim.sglang.launch import read_launch, to_scenario
 from tests.unit._sglang_index import DATA, MISSING, rows
 from tests.unit.handmade import decision
 from tests.unit.test_sglang_samples import simulate
 
 LAUNCHES, LOGS = rows("launch"), rows("logs")
+NIC = ("--set", "gpu.nic_gb_per_s=50")
+FOLDER = Path(__file__).resolve().parents[2] / "scenarios"
+SCENARIOS = sorted(path.relative_to(FOLDER).with_suffix("").as_posix() for path in FOLDER.glob("**/*.toml"))
 LINE = "python3 -m sglang.launch_server --model-path m --tp-size 8 --pp-size 2 --chunked-prefill-size 4096"
 
 
@@ -41,7 +47,9 @@ def fitted(name: str, *options: str, code: int = 0) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "source", [(LINE,), tuple(LINE.split()), ("-",), ("line.txt",)], ids=["quoted", "word by word", "stdin", "file"]
+    "source",
+    [(LINE,), (LINE + " --port 30000" * 30,), tuple(LINE.split()), ("-",), ("line.txt",)],
+    ids=["quoted", "longer than a file name", "word by word", "stdin", "file"],
 )
 def test_a_line_comes_from_a_file_from_stdin_or_as_it_is(source: tuple[str, ...]) -> None:
     Path("line.txt").write_text(LINE)
@@ -118,6 +126,93 @@ def test_every_shared_launch_line_imports(row: Any) -> None:
     assert result.exit_code == 0, result.stderr
     for part in result.stdout.split("# ")[1:]:
         validate(tomllib.loads("# " + part))
+
+
+def test_a_gpu_gives_the_line_stage_times_of_a_known_model() -> None:
+    text = "sglang serve --model-path deepseek-ai/DeepSeek-V3.1 --tp-size 8 --pp-size 4"
+    plain, result = ppsim("import", text), ppsim("import", text, "--gpu", "h20")
+    assert "left open: stage times" in plain.stderr
+    assert "left open: stage times" not in result.stderr
+    tree = tomllib.loads(result.stdout)
+    assert tree["model"] == {"path": "deepseek-ai/DeepSeek-V3.1", "key": "deepseek-v3.1"}
+    assert (tree["gpu"]["key"], tree["cost"]["source"]) == ("h20", "roofline")
+    assert tree["cost"]["efficiency"] == load_gpu("h20").efficiency
+    Path("mine.toml").write_text(result.stdout)
+    run = ppsim("run", "mine.toml", "--json", "--set", "workload.num_requests=2")
+    assert run.exit_code == 0, run.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu", "told"),
+    [
+        ("sglang serve --model-path deepseek-ai/DeepSeek-V3.1", "h21", "unknown GPU 'h21' (nearest: h20"),
+        ("sglang serve --model-path foo/qwen3-9b", "h20", "(nearest: qwen3-8b)"),
+        ("sglang serve --pp-size 2", "h20", "the launch line names no model"),
+    ],
+)
+def test_a_gpu_or_model_that_nobody_knows_is_one_message(text: str, gpu: str, told: str) -> None:
+    result = ppsim("import", text, "--gpu", gpu)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert told in result.stderr.splitlines()[-1]
+
+
+# -- export --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SCENARIOS)
+def test_every_scenario_prints_as_a_line_that_reads_back(name: str) -> None:
+    """Through the printed text and the importer: what a line can say of the scenario comes back as it was."""
+    result = ppsim("export", name)
+    assert result.exit_code == 0, result.stderr
+    s, lines = load_scenario(name), read_launch(result.stdout)
+    assert not any(line.errors or line.unknown_flags for line in lines)
+    assert len(lines) == (2 if s.disaggregation.role == "pd" else 1)
+    found = to_scenario(lines[0])["overrides"]
+    assert found["cluster.pp_size"] == s.cluster.pp_size
+    assert found["cluster.tp_size"] == s.cluster.tp_size
+    assert found.get("cluster.cp_size", 1) == s.cluster.cp_size
+    assert found["cluster.pp_async_batch_depth"] == s.cluster.pp_async_batch_depth
+    assert found["scheduler.chunked_prefill_size"] == s.scheduler.chunked_prefill_size
+    assert found["scheduler.enable_dynamic_chunking"] == s.scheduler.enable_dynamic_chunking
+    assert found["scheduler.page_size"] == s.scheduler.page_size
+    assert found.get("model.layer_partition") == (s.model.layer_partition and list(s.model.layer_partition))
+    assert found.get("model.key") == s.model.key
+
+
+def test_an_export_says_what_no_flag_says() -> None:
+    sets = ("--set", "scheduler.chunk_planner=optimal", "--set", "cost.source=quadratic")
+    result = ppsim("export", "paper/deepseek_v31_h20_pp4", *sets, "--json")
+    found = json.loads(result.stdout)
+    assert set(found) == {"name", "sglang", "not_in_line"}
+    assert "--model-path deepseek-ai/DeepSeek-V3.1" in found["sglang"]
+    assert found["not_in_line"] == ["scheduler.chunk_planner = 'optimal': a planner of ppsim's own"]
+    plain = ppsim("export", "unit")
+    assert "<MODEL_PATH>" in plain.stdout
+    assert "not in the line: model.path is not set" in plain.stderr
+
+
+def test_context_parallel_ranks_are_counted_among_the_tensor_parallel_ones_by_sglang() -> None:
+    result = ppsim("export", "tiny", "--set", "cluster.cp_size=2", "--set", "cluster.tp_size=2", *NIC)
+    assert "--tp-size 4" in result.stdout
+    assert "--attn-cp-size 2" in result.stdout
+    again = ppsim("import", result.stdout.strip())
+    tree = tomllib.loads(again.stdout)
+    assert (tree["cluster"]["tp_size"], tree["cluster"]["cp_size"]) == (2, 2)
+    assert "left open: gpu.nic_gb_per_s" in again.stderr
+
+
+# -- lists ---------------------------------------------------------------------------------------------------------
+
+
+def test_models_and_gpus_can_be_listed() -> None:
+    models = json.loads(ppsim("list", "models", "--json").stdout)
+    assert {"name", "checkpoint", "num_hidden_layers"} == set(models[0])
+    assert {m["name"] for m in models} == set(known_models())
+    gpus = json.loads(ppsim("list", "gpus", "--json").stdout)
+    assert {g["key"] for g in gpus} == set(known_gpus())
+    assert all(g["source"] for g in gpus)
+    assert "deepseek-v3.1" in ppsim("list", "models").stdout
+    assert "unknown" in ppsim("list", "gpus").stdout  # a network that nobody published
 
 
 # -- fit -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,42 @@
+"""``ppsim export``: the SGLang command of a scenario; the way back of ``ppsim import``."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from ppsim.cli.guard import guarded, say
+from ppsim.cli.options import JsonOption, ScenarioArg, SetOption, scenario_of
+
+if TYPE_CHECKING:
+    from ppsim.scenario import Scenario
+
+
+@guarded
+def export(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOption = False) -> int:
+    """Print the SGLang launch line of a scenario."""
+    from ppsim.sglang.launch import to_launch_line
+
+    loaded = scenario_of(scenario, None, None, overrides)
+    text, notes = to_launch_line(loaded), not_in_line(loaded)
+    if as_json:
+        print(json.dumps({"name": loaded.name, "sglang": text, "not_in_line": notes}))
+        return 0
+    print(text)
+    for note in notes:
+        say(f"not in the line: {note}")
+    return 0
+
+
+def not_in_line(s: Scenario) -> list[str]:
+    """What SGLang has no flag for, or what a command cannot say, although it changes the schedule."""
+    c, out = s.scheduler, []
+    if s.model.path is None and s.model.key is None:
+        out.append("model.path is not set: <MODEL_PATH> stands for it")
+    if isinstance(c.max_total_tokens, tuple):
+        out.append("scheduler.max_total_tokens differs between ranks: SGLang takes the smallest for all")
+    if c.chunk_planner != "sglang":
+        out.append(f"scheduler.chunk_planner = {c.chunk_planner!r}: a planner of ppsim's own")
+    if s.bugs:
+        out.append(f"bugs = {list(s.bugs)}: planted ones")
+    return out
