@@ -12,7 +12,9 @@ import pytest
 
 from executor.launch import execute
 from executor.store import BROKEN, ConsensusStore
-from ppsim.errors import ScenarioError
+from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Plan
+from ppsim.errors import RankDied, ScenarioError
 from ppsim.scenario.load import validate
 
 
@@ -125,3 +127,20 @@ def test_grammars_are_agreed_over_real_processes() -> None:
 def test_a_decode_server_is_refused_with_the_reason() -> None:
     with pytest.raises(ScenarioError, match=r"disaggregation\.role: 'decode': the executor has no KV transport"):
         execute(validate(raw(disaggregation={"role": "decode"})))
+
+
+class BreaksTheStore(Hooks):
+    """Planted: the first rank's background thread meets something that it does not expect."""
+
+    def plan(self, steps: Plan) -> Plan:
+        if self.pp_rank == 0:
+            ConsensusStore.apply = lambda store, message: 1 / 0  # type: ignore[assignment, method-assign]
+        return steps
+
+
+def test_a_rank_whose_store_breaks_ends_the_run_at_once_and_is_named() -> None:
+    """Silence would leave every handshake Bootstrapping for ever: no limit, no watchdog is set here."""
+    started = time.monotonic()
+    with pytest.raises(RankDied, match=rf"rank 0 of 2 ended with exit code {BROKEN}"):
+        execute(validate(raw(disaggregation={"role": "prefill"})), start_method="forkserver", hooks=BreaksTheStore)
+    assert time.monotonic() - started < 40
