@@ -45,10 +45,10 @@ SOURCES: dict[str, Source] = {
 
 
 class PaperRuns:
-    """Runs of the scenario files with one efficiency; each distinct run is made once."""
+    """Runs of the scenario files with one efficiency; each distinct run is made once. ``sets`` change all of them."""
 
-    def __init__(self, efficiency: float) -> None:
-        self.efficiency = efficiency
+    def __init__(self, efficiency: float, sets: tuple[str, ...] = ()) -> None:
+        self.efficiency, self.sets = efficiency, sets
         self._seconds: dict[tuple[str, int], float] = {}
 
     def ttft_s(self, name: str) -> float:
@@ -62,15 +62,15 @@ class PaperRuns:
     def _makespan(self, name: str, num_requests: int) -> float:
         key = (name, num_requests)
         if key not in self._seconds:
-            self._seconds[key] = makespan_s(paper_scenario(name, self.efficiency, num_requests))
+            self._seconds[key] = makespan_s(paper_scenario(name, self.efficiency, num_requests, self.sets))
         return self._seconds[key]
 
 
-def paper_scenario(name: str, efficiency: float, num_requests: int = 1) -> Scenario:
-    """A scenario file with an efficiency, and its one request repeated."""
+def paper_scenario(name: str, efficiency: float, num_requests: int = 1, sets: tuple[str, ...] = ()) -> Scenario:
+    """A scenario file with an efficiency, its one request repeated, and what ``sets`` change."""
     one = load_scenario(f"paper/{name}").workload.requests[0]
     rows = ", ".join(f'{{rid="R{i + 1}", at_iteration=0, prompt={one.prompt}, output=1}}' for i in range(num_requests))
-    return load_scenario(f"paper/{name}", [f"cost.efficiency={efficiency!r}", f"workload.requests=[{rows}]"])
+    return load_scenario(f"paper/{name}", [f"cost.efficiency={efficiency!r}", f"workload.requests=[{rows}]", *sets])
 
 
 def makespan_s(scenario: Scenario) -> float:
@@ -88,9 +88,8 @@ def fitted_efficiency() -> float:
     return fit_efficiency(lambda e: makespan_s(paper_scenario(name, e)), target, low=0.5, high=1.0)
 
 
-def paper_table(efficiency: float | None = None, progress: Callable[[str], None] | None = None) -> tuple[Row, ...]:
+def paper_table(runs: PaperRuns, progress: Callable[[str], None] | None = None) -> tuple[Row, ...]:
     """All published figures with ours, in the order of the data file."""
-    runs = PaperRuns(efficiency if efficiency is not None else fitted_efficiency())
     rows = []
     for key, figure in figures().items():
         if progress is not None:
