@@ -41,7 +41,7 @@ def replay(
             f"{file}: written by ppsim {repro.version}, this is {ppsim_version()}; the same tape may mean another run "
             "(use --anyway to run it all the same)"
         )
-    if repro.plugin is not None and repro.plugin_digest not in (None, digest_of_file(repro.plugin)):
+    if repro.plugin is not None and digest_of_file(repro.plugin) not in (None, repro.plugin_digest):
         say(f"ppsim: plug-in {repro.plugin} has changed since {file} was written")
     outcome, stable = run_twice(repro.experiment, repro.hooks()) if twice or of_two(repro) else (repro.run(), True)
     same = not stable if of_two(repro) else repro.again(outcome)

@@ -1,0 +1,137 @@
+"""The tester is tested: planted bugs are found, named, shrunk, replayed bit for bit, and are gone without the bug.
+
+One bug of each kind here; ``docs/results/planted_bugs.md`` has all of them, in CPU seconds.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bench import bench_planted
+from ppsim.cli.entry import app
+from ppsim.core.invariants import INVARIANTS, RULES
+from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
+from ppsim.fuzz.campaign import Order, run_campaign
+from ppsim.fuzz.experiment import run_experiment
+from ppsim.fuzz.repro import save
+from ppsim.planted import all_bugs
+from tests.fuzz.generated import experiments_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "results" / "planted_bugs.md"
+CATALOGUE = ROOT.parent / "shared" / "reference" / "bugs.md"
+MAX_EXAMPLES = 200
+
+DOZEN = (
+    "inputs_read_backwards",  # plain: the request list
+    "logprobs_not_relayed",  # plain: outputs
+    "middle_chunks_are_tokens",  # chunked
+    "free_at_abort",  # abort
+    "token_before_abort",  # abort
+    "good_and_bad",  # pd: votes
+    "polls_only_when_busy",  # pd: liveness
+    "missing_is_ready",  # pd: the consensus store
+    "rejection_not_told",  # pair
+    "retraction_without_effect",  # retraction
+    "local_grammar_cache",  # grammar
+    "own_storage_hits",  # hicache
+    "prefill_limit_ignored",  # fairness
+    "all_send_first",  # blocking
+)
+
+
+@pytest.mark.parametrize("name", DOZEN)
+def test_a_planted_bug_is_found_named_shrunk_and_replayed_and_it_is_the_bug(name: str, tmp_path: Path) -> None:
+    planted = all_bugs()[name]
+    result = run_campaign(Order(planted.profile, 0, MAX_EXAMPLES, bugs=(name,)))
+    assert len(result.findings) == 1
+    found = result.findings[0]
+    assert found.repro.signature.invariant == planted.breaks
+    size = found.repro.experiment.size()
+    assert size["requests"] <= 3
+    assert size["pp_size"] <= 3
+    assert size["choices"] <= 2
+
+    healthy = run_experiment(found.repro.experiment)
+    assert healthy.verdict.kind == "pass", healthy.verdict.message
+
+    file = tmp_path / "repro.json"
+    save(file, found.repro)
+    again = CliRunner().invoke(app, ["replay", str(file), "--json"])
+    assert again.exit_code in (EXIT_SAFETY, EXIT_LIVENESS)
+    report = json.loads(again.stdout)
+    assert report["same"] is True
+    assert planted.breaks in report["message"]
+
+
+def test_the_dozen_has_every_profile_but_that_of_everything() -> None:
+    profiles = {all_bugs()[name].profile for name in DOZEN}
+    assert profiles == {bug.profile for bug in all_bugs().values()}
+
+
+# --- the catalogue -------------------------------------------------------------------------------------------------
+
+
+def test_every_rule_has_a_planted_bug_or_says_why_not() -> None:
+    broken = {bug.breaks for bug in all_bugs().values()}
+    assert broken >= {invariant.name for invariant in INVARIANTS if not invariant.unbreakable}
+    assert broken >= {name for name, _, _ in RULES}
+
+
+@pytest.mark.skipif(not CATALOGUE.exists(), reason="the catalogue of public bugs is not there")
+def test_every_handed_bug_of_scheduling_communication_kv_or_consensus_is_planted() -> None:
+    """B01 to B92; the later entries are about plans, times and refusals, but for the chunk without memory (B100)."""
+    handed = re.findall(r"^### (B\d+) ", CATALOGUE.read_text(encoding="utf-8"), re.MULTILINE)
+    wanted = [entry for entry in handed if int(entry[1:]) < 94 or entry == "B100"]
+    assert len(wanted) > 50
+    sources = " ".join(bug.source for bug in all_bugs().values())
+    assert [entry for entry in wanted if not re.search(rf"\b{entry}\b", sources)] == []
+
+
+# --- the page ------------------------------------------------------------------------------------------------------
+
+
+def rows_of_the_page() -> dict[str, list[str]]:
+    """Cells of each row by the name of the bug."""
+    lines = PAGE.read_text(encoding="utf-8").splitlines()
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines if line.startswith("| `")]
+    return {row[0].strip("`"): row[1:] for row in cells}
+
+
+def test_the_page_has_every_planted_bug_and_each_was_found_in_time() -> None:
+    rows = rows_of_the_page()
+    assert sorted(rows) == sorted(all_bugs())
+    for name, (source, profile, breaks, _, _, seconds, *_) in rows.items():
+        bug = all_bugs()[name]
+        assert (source, profile, breaks) == (bug.source, bug.profile, bug.breaks), f"measure {name} again"
+        assert float(seconds) <= bench_planted.BUDGET_S
+
+
+def test_the_page_says_why_of_each_that_is_larger_or_is_seen_by_another_rule() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    for name, (_, _, breaks, seen, _, _, _, requests, stages, _) in rows_of_the_page().items():
+        large = int(requests) > bench_planted.MAX_REQUESTS or int(stages) > bench_planted.MAX_STAGES
+        assert (f"- `{name}`: " in text) == large
+        assert (f"- `{name}` ({seen}): " in text) == (seen != breaks)
+
+
+# --- examples are worth something ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", ["plain", "pd"])
+def test_no_example_is_made_from_the_one_before(profile: str) -> None:
+    """Hypothesis likes to copy drawn values; independent ones are seen in the same iteration by all ranks seldom."""
+    experiments = experiments_of(profile, 120)
+    assert len({experiment.key() for experiment in experiments}) >= 115
+    sizes: list[Any] = [e.raw["scheduler"]["max_total_tokens"] for e in experiments]
+    repeated = sum(one == other for one, other in zip(sizes, sizes[1:], strict=False))
+    facts = [f["at"] for e in experiments for f in e.raw.get("observations", {}).get("listed", ()) if f["at"][0] < 999]
+    alike = [at for at in facts if len(at) > 1 and len({*at}) == 1]
+    assert repeated < 60
+    assert len(alike) <= len(facts) // 10
