@@ -69,7 +69,7 @@ class TimedReply(NamedTuple):
 class Span(NamedTuple):
     """A rank's stream was busy with (slot, iteration) in [start_ns, end_ns)."""
 
-    stream: str  # forward | send | recv | copy | host
+    stream: str  # forward | kv (to the decode side) | write, load, prefetch (between the tiers of the cache)
     slot: int
     iteration: int
     start_ns: int

@@ -81,6 +81,7 @@ def summarize(recording: Recording, verdict: Verdict) -> dict[str, Any]:
         "input_tokens_per_s": rate(prompt_tokens, makespan_ns),
         "output_tokens_per_s": rate(output_tokens, makespan_ns),
         **cache_use(recording if recording.peer is None else recording.peer, lives),
+        **tier_use(recording if recording.peer is None else recording.peer),
         "stages": [stage.as_json() for stage in stages],
         "decision_digests": list(digests.decisions),
         "warnings": recording.warnings,
@@ -188,6 +189,19 @@ class StageTimes:
             "idle_s": idle_ns / (NS_PER_S * self.num_replicas),
             "bubble_ratio": idle_ns / self.window_ns if self.window_ns else 0.0,
         }
+
+
+TIER_STREAMS = ("load", "write", "prefetch")
+
+
+def tier_use(recording: Recording) -> dict[str, Any]:
+    """Copies between device, host memory and storage: how many on a rank, and how long its link was busy at most."""
+    found: dict[str, dict[str, float]] = {}
+    for stream in TIER_STREAMS:
+        lengths = [[span.end_ns - span.start_ns for span in mine if span.stream == stream] for mine in recording.spans]
+        if any(lengths):
+            found[stream] = {"num": max(map(len, lengths)), "busy_s": max(map(sum, lengths)) / NS_PER_S}
+    return {"tier_copies": found} if found else {}
 
 
 def forward_window(recording: Recording) -> tuple[int, int]:

@@ -36,6 +36,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         f"bubble {percent(s['bubble_ratio'])}",
         f"throughput  {s['input_tokens_per_s']:,.1f} input tokens/s, {s['output_tokens_per_s']:,.1f} output tokens/s",
         f"cache       {s['cached_tokens']:,} prompt tokens found, hit rate {percent(s['cache_hit_rate'])}",
+        *tiers_text(s),
         "",
         f"{'latency':<10}" + "".join(f"{name:>11}" for name in PERCENTILES),
         *[latency_row(name, s[key], meaning) for name, key, meaning in LATENCIES],
@@ -47,6 +48,16 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     ]
     lines += [f"warning: {message}" for message in s["warnings"]]
     return "\n".join(line.rstrip() for line in lines)
+
+
+TIERS = {"load": "loads from host", "write": "writes to host", "prefetch": "fetches from storage"}
+
+
+def tiers_text(s: Mapping[str, Any]) -> list[str]:
+    """Copies of a rank between device, host memory and storage, and how long the busiest rank's link took for them."""
+    copies = s.get("tier_copies", {})
+    parts = [f"{mine['num']} {TIERS[name]} {seconds(mine['busy_s'])}" for name, mine in copies.items()]
+    return [f"tiers       {', '.join(parts)}"] if parts else []
 
 
 def latency_row(name: str, values: Mapping[str, float | None], meaning: str) -> str:

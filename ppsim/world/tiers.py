@@ -66,6 +66,7 @@ class Tiers:
         end = self.link_free[kind] = self.ends[key] = begins + self._wire_ns(kind, num_tokens)
         if what in ("hicache_load", "hicache_write_back"):
             self.fence_ns = max(self.fence_ns, end)
+        r.setting.recording.span(r.rank_id, kind, r.rank.slot, r.rank.iteration, begins, end)
         r.setting.facts.begin(r.rank_id, r.rank.iteration, kind, key, owner_of(key))
 
     def swapped(self) -> None:

@@ -11,7 +11,9 @@ import pytest
 from ppsim.core.hicache import HiRadixCache
 from ppsim.errors import ScenarioError
 from ppsim.planted import all_bugs, hooks_for
-from ppsim.recording import Recording
+from ppsim.recording import PASS, Recording
+from ppsim.recording.summary import summarize
+from ppsim.report.table import summary_text
 from ppsim.scenario.load import load_scenario
 from ppsim.world import SimulationResult, simulate
 from tests.worlds.making import MS, UNIT, forward_starts, passed, run, tokens_of
@@ -96,6 +98,18 @@ def test_the_shipped_scenario_finds_every_document_again() -> None:
     ttft = {a.rid: first[a.rid] - a.at_ns for a in recording.arrivals}
     load_ns = 16384 * KV_BYTES // 50
     assert load_ns < ttft["A2"] < ttft["A1"] / 4
+
+
+def test_the_report_says_how_long_the_links_between_the_tiers_were_busy() -> None:
+    """Four loads of 16384 tokens at 50 GB/s; each is a span of its rank as well."""
+    result = simulate(load_scenario(str(ROOT / "scenarios" / "hicache.toml")))
+    summary = summarize(result.recording, result.verdict)
+    load_s = 16384 * KV_BYTES / 50e9
+    assert summary["tier_copies"]["load"] == {"num": 4, "busy_s": pytest.approx(4 * load_s)}
+    assert f"tiers       4 loads from host {4000 * load_s:.2f} ms, " in summary_text(summary)
+    without = summarize(passed(), PASS)
+    assert "tier_copies" not in without
+    assert "tiers" not in summary_text(without)
 
 
 def test_storage_fills_the_host_tier_with_what_all_ranks_have() -> None:
