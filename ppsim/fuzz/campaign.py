@@ -13,6 +13,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import count
+from multiprocessing import active_children
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
@@ -257,16 +258,21 @@ def rounds(order: Order, num_jobs: int, deadline: float | None) -> Iterator[Roun
         for number, size in sizes:
             yield run_round(order, number, size, deadline)
         return
-    with ProcessPoolExecutor(num_jobs) as pool:
+    others = {child.pid for child in active_children()}
+    pool = ProcessPoolExecutor(num_jobs)
+    try:
         waiting = [pool.submit(run_round, order, n, size, deadline) for n, size in take(sizes, 2 * num_jobs)]
         while waiting:
             result = waiting.pop(0).result()
             waiting += [pool.submit(run_round, order, n, size, deadline) for n, size in take(sizes, 1)]
             yield result
             if result.failing is not None or (deadline is not None and time.monotonic() > deadline):
-                for future in waiting:
-                    future.cancel()
                 return
+    finally:  # nobody waits for rounds that nobody wants any more
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in active_children():
+            if child.pid not in others:
+                child.terminate()
 
 
 def take(items: Iterator[tuple[int, int]], n: int) -> list[tuple[int, int]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from ppsim.errors import UsageError
+from ppsim.fuzz import campaign
 from ppsim.fuzz.campaign import Order, run_campaign
 from ppsim.fuzz.cluster import connect
 
@@ -26,8 +27,9 @@ def test_a_cluster_that_does_not_answer_is_one_clear_message(address: str) -> No
         connect(address)
 
 
-def test_the_cluster_runs_the_same_campaign_as_one_process(cluster: str) -> None:
-    order = Order("plain", 5, 120)
+def test_the_cluster_runs_the_same_campaign_as_one_process(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(campaign, "ROUND", 10)
+    order = Order("plain", 5, 35)
     here, there = run_campaign(order), run_campaign(order, ray_address=cluster)
     assert (there.num_examples, there.digest) == (here.num_examples, here.digest)
     assert there.probes == here.probes
