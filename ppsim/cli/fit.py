@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -17,7 +18,10 @@ if TYPE_CHECKING:
     from ppsim.cost.fit import Fit
 
 FileArg = Annotated[
-    str, typer.Argument(metavar="FILE", help="CSV or JSON lines of chunks, a server log, or a recorded run.")
+    str,
+    typer.Argument(
+        metavar="FILE", help="CSV or JSON lines of chunks, a server log, a recorded run, or - for standard input."
+    ),
 ]
 TermsOption = Annotated[
     str | None,
@@ -35,6 +39,8 @@ def fit(file: FileArg, terms: TermsOption = None, floor: FloorOption = False, as
     measured = read_measured(file)
     chosen = terms.replace(",", " ").split() if terms else default_terms(measured)
     found = fit_samples(measured.samples, chosen, with_floor=floor, source=f"samples of a {measured.kind}")
+    if not measured.samples:
+        found = replace(found, reason=measured.missing)
     for remark in measured.remarks:
         say(f"ppsim: {remark}")
     if as_json:

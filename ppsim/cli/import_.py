@@ -63,6 +63,7 @@ def text_of(source: list[str]) -> str:
     """Text of a file or of standard input, or the words themselves. Raises UsageError for a file that isn't there."""
     import shlex
 
+    from ppsim.cli.measured import is_file
     from ppsim.errors import UsageError
 
     if len(source) > 1:
@@ -75,13 +76,6 @@ def text_of(source: list[str]) -> str:
     if not is_file(only):
         raise UsageError(f"{only}: no such file, and no launch line; expected a file, -, or a command in quotes")
     return Path(only).read_bytes().decode("utf-8", errors="replace")
-
-
-def is_file(name: str) -> bool:
-    try:
-        return Path(name).is_file()
-    except (OSError, ValueError):  # a command is longer than any file name, or has a null byte
-        return False
 
 
 def described(line: LaunchLine, gpu: str | None) -> dict[str, Any]:

@@ -7,6 +7,7 @@ with a brace, CSV with a header that names a time, and anything else is a log.
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,27 +28,40 @@ class Measured:
     kind: str
     what: str
     samples: list[Sample]
+    missing: str = "the file has no samples"  # what to say where there are none
     about: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
 
 
 def read_measured(name: str) -> Measured:
-    """Samples of a file, a run folder or a run's name. Raises UsageError with what the file lacks."""
+    """Samples of a file, standard input (-), a run folder or a run's name. Raises UsageError with what is lacking."""
     path = Path(name)
-    if path.is_dir() or not path.exists():
+    if name == "-":
+        text, name = sys.stdin.buffer.read().decode("utf-8", errors="replace"), "standard input"
+    elif not is_file(name):
         return of_run(name, path)
-    text = path.read_bytes().decode("utf-8", errors="replace")
+    else:
+        text = path.read_bytes().decode("utf-8", errors="replace")
     first = next((row for row in text.split("\n", 50) if row.strip()), "").strip()
     if first.startswith("{"):
         record = loaded(first)
         if record is None:
             return of_log(text)
         if "ppsim-recording" in record.values():
+            if path.name == "-":
+                raise UsageError("standard input holds a recording; expected the name of its file or folder")
             return of_run(name, path)
         if all(key in record for key in EXECUTOR_FIELDS):
             return of_executor_lines(text, name)
-        return of_rows(path, "JSON lines")
-    return of_rows(path, "CSV") if is_header(first) else of_log(text)
+        return of_rows(text, name, "JSON lines")
+    return of_rows(text, name, "CSV") if is_header(first) else of_log(text)
+
+
+def is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # longer than any file name, or with a null byte
+        return False
 
 
 def loaded(row: str) -> dict[str, Any] | None:
@@ -65,10 +79,10 @@ def is_header(row: str) -> bool:
     return any(name in TIME_NAMES for name in names) or any(name in NEW_NAMES for name in names)
 
 
-def of_rows(path: Path, kind: str) -> Measured:
-    from ppsim.cost.samples import read_samples
+def of_rows(text: str, name: str, kind: str) -> Measured:
+    from ppsim.cost.samples import parse_samples
 
-    return Measured(kind, "model", list(read_samples(path)))
+    return Measured(kind, "model", list(parse_samples(text, name)))
 
 
 def of_log(text: str) -> Measured:
@@ -90,6 +104,7 @@ def of_log(text: str) -> Measured:
     chosen = max(groups, key=lambda key: len(groups[key]), default=("", ""))
     pipelined = len(report.pp_ranks) > 1 or bool(chosen[1]) or chosen[0] == "profile"
     measured = Measured("log", "one stage" if pipelined else "model", groups.get(chosen, []))
+    measured.missing = f"no usable line: none of {report.num_lines} gives the time of a chunk after a known prefix"
     measured.about = {"counts": report.counts(), "throughput_means": report.tput, "summary": report.summary()}
     measured.remarks.append(report.summary())
     if relative:
@@ -132,7 +147,8 @@ def summed(rows: list[tuple[int, dict[str, Any]]], name: str) -> Measured:
         prefix, new, _ = next(iter(found.values()))
         if len(found) == num_stages:
             samples.append(Sample(prefix, new, sum(ns for _, _, ns in found.values()) / 1e6))
-    measured = Measured("recording", "model", samples, {"num_stages": num_stages})
+    measured = Measured("recording", "model", samples, about={"num_stages": num_stages})
+    measured.missing = "no prefill batch of one piece was recorded on all stages"
     if num_stages > 1:
         measured.remarks.append(f"times of {num_stages} stages are added: the coefficients are the model's")
     return measured

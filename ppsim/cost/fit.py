@@ -209,9 +209,9 @@ def _judge(
 
 def _same(x: Floats, terms: tuple[str, ...]) -> str:
     """Why the terms cannot be told apart, in words a user can act on."""
-    if np.ptp(x[:, 1]) == 0:
+    if np.ptp(x[:, 1]) == 0 and {"b", "a"} & set(terms):
         return f"all chunks have {x[0, 1]:.0f} new tokens; vary them, or fit the terms c and gamma only"
-    if np.ptp(x[:, 0]) == 0:
+    if np.ptp(x[:, 0]) == 0 and "gamma" in terms:
         return f"all prefixes are {x[0, 0]:.0f}; vary them, or leave out gamma"
     return f"the samples do not tell {', '.join(terms)} apart; vary prefix and new tokens independently"
 

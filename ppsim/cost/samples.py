@@ -37,19 +37,27 @@ def read_samples(path: Path | str) -> tuple[Sample, ...]:
         raise ScenarioError(str(file), f"cannot be read: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ScenarioError(str(file), "is not text in UTF-8") from None
-    rows = _json_rows(text, str(file)) if text.lstrip()[:1] == "{" else _csv_rows(text, str(file))
-    samples = tuple(_sample(row, str(file), line) for line, row in rows)
+    return parse_samples(text, str(file))
+
+
+def parse_samples(text: str, name: str) -> tuple[Sample, ...]:
+    """Samples of a text; ``name`` is used in messages. Raises TraceError, ScenarioError."""
+    rows = _json_rows(text, name) if text.lstrip()[:1] == "{" else _csv_rows(text, name)
+    samples = tuple(_sample(row, name, line) for line, row in rows)
     if not samples:
-        raise ScenarioError(str(file), "holds no sample", "one line a chunk: prefix, new_tokens, time_ms")
+        raise ScenarioError(name, "holds no sample", "one line a chunk: prefix, new_tokens, time_ms")
     return samples
 
 
 def _csv_rows(text: str, path: str) -> Iterator[tuple[int, Mapping[str, object]]]:
     reader = csv.DictReader((line for line in text.splitlines()), skipinitialspace=True)
-    for row in reader:
-        if None in row:
-            raise TraceError(path, reader.line_num, "columns", f"{len(row[None])} more than the header has")
-        yield reader.line_num, {str(key).strip().lower(): value for key, value in row.items()}
+    try:
+        for row in reader:
+            if None in row:
+                raise TraceError(path, reader.line_num, "columns", f"{len(row[None])} more than the header has")
+            yield reader.line_num, {str(key).strip().lower(): value for key, value in row.items()}
+    except csv.Error as error:
+        raise TraceError(path, reader.line_num, "line", f"is not CSV: {error}") from None
 
 
 def _json_rows(text: str, path: str) -> Iterator[tuple[int, Mapping[str, object]]]:
@@ -58,7 +66,7 @@ def _json_rows(text: str, path: str) -> Iterator[tuple[int, Mapping[str, object]
             continue
         try:
             row = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise TraceError(path, number, "line", f"is not JSON: {error}") from None
         if not isinstance(row, dict):
             raise TraceError(path, number, "line", f"must be a JSON object, got {type(row).__name__}")

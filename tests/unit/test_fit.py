@@ -116,6 +116,15 @@ def test_samples_of_one_size_cannot_tell_the_terms_apart() -> None:
     assert "all chunks have 1024 new tokens; vary them, or fit the terms c and gamma only" in fit.reason
 
 
+def test_advice_never_asks_to_leave_out_what_is_left_out_already() -> None:
+    """Chunks of nearly one size after one prefix: without gamma, too, c, b and a cannot be told apart."""
+    data = [Sample(512, 4096 + i, 10 + 0.01 * i) for i in range(12)]
+    with_gamma, without = fit_samples(data), fit_samples(data, ("c", "b", "a"))
+    assert "all prefixes are 512; vary them, or leave out gamma" in with_gamma.reason
+    assert "do not tell c, b, a apart" in without.reason
+    assert "gamma" not in without.reason
+
+
 def test_samples_without_a_prefix_cannot_give_gamma() -> None:
     truth = Coefficients(5.0, 0.0, 0.04, 2.5e-6)
     data = [Sample(0, n, truth.chunk_ms(0, n)) for n in range(256, 16_384, 512)]

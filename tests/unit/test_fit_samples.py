@@ -78,3 +78,11 @@ def test_empty_missing_and_binary_files_are_one_message(tmp_path: Path) -> None:
     (tmp_path / "c.csv").write_bytes(b"\xff\xfe\x00\x81")
     with pytest.raises(ScenarioError, match="is not text in UTF-8"):
         read_samples(tmp_path / "c.csv")
+
+
+@pytest.mark.parametrize("row", ['{"a":' + "[" * 50_000, "0," + "1" * 200_000 + ",3"])
+def test_rows_that_no_reader_takes_are_one_message(tmp_path: Path, row: str) -> None:
+    """Nested deeper than the JSON reader goes, a field longer than the CSV reader takes."""
+    head = '{"prefix": 0, "new": 4, "ms": 1}' if row[0] == "{" else "prefix,new_tokens,time_ms"
+    with pytest.raises(TraceError, match=r": field 'line': is not (JSON|CSV): "):
+        read_samples(write(tmp_path, "a.txt", f"{head}\n{row}\n"))

@@ -344,3 +344,28 @@ def test_a_decision_of_two_pieces_says_nothing_about_one() -> None:
     for i in range(2):
         recording.span(0, "forward", 0, i, i * 100, i * 100 + 50)
     assert [sample.new_tokens for sample in forward_samples(recording, 0)] == [4]
+
+
+@pytest.mark.parametrize("text", ["", "hello\nworld\n", "\x00\x01\x02", "Prefill batch\n", '{"a":' + "[" * 50_000])
+def test_a_log_without_a_usable_line_says_so_and_counts_what_is_cut_and_damaged(text: str) -> None:
+    Path("a.log").write_text(text)
+    result = ppsim("fit", "a.log")
+    assert result.exit_code == 2
+    assert "refused: no usable line: none of " in result.stdout
+    assert " cut, " in result.stderr
+    assert " damaged; " in result.stderr
+    found = fitted("a.log", code=2)
+    assert not found["accepted"]
+    assert found["reason"].startswith("no usable line")
+    assert {"lines", "cut", "damaged"} <= set(found["counts"])
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_measurements_come_from_standard_input_too(kind: str) -> None:
+    text = Path(write_rows(kind)).read_text()
+    result = ppsim("fit", "-", "--json", stdin=text)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["coefficients"] == fitted(write_rows(kind))["coefficients"]
+    bad = ppsim("fit", "-", stdin="prefix,new_tokens,time_ms\n0,5,-1\n")
+    assert bad.exit_code == 2
+    assert bad.stderr == "ppsim: standard input:2: field 'time_ms': must be a finite number >= 0, got '-1'\n"
