@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @guarded
 def chunks(
     model: Annotated[str, typer.Option("--model", help="A known model, a config.json, or a folder with one.")],
-    tokens: Annotated[int, typer.Option("--tokens", help="Tokens of the prompt.")] = 131072,
+    tokens: Annotated[int, typer.Option("--tokens", help="Tokens to compute.")] = 131072,
     planner: Annotated[
         str, typer.Option("--planner", help="Whose plan to print: fixed, sglang, equal_time or optimal.")
     ] = "sglang",
@@ -30,7 +30,9 @@ def chunks(
     page_size: Annotated[int, typer.Option("--page-size", help="Tokens of a KV page.")] = 1,
     max_chunk: Annotated[int, typer.Option("--max-chunk", help="Largest chunk of our planners; 0: any.")] = 0,
     min_tail: Annotated[int, typer.Option("--min-tail", help="Merge or spread a shorter last chunk; 0: keep it.")] = 0,
-    cached: Annotated[int, typer.Option("--cached", help="Tokens of the prompt that are cached already.")] = 0,
+    cached: Annotated[
+        int, typer.Option("--cached", help="Tokens of the prompt before them that are cached already.")
+    ] = 0,
     host_ms: Annotated[float, typer.Option("--host-ms", help="Milliseconds a chunk costs besides on a stage.")] = 0.0,
     efficiency: Annotated[
         float | None, typer.Option("--efficiency", help="Reached share of the peak rate. Default: the GPU's, if known.")

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from ppsim.cost.model import ModelShape
 from ppsim.errors import ScenarioError
 
+MAX_ELEMENT_BYTES = 8.0
+
 
 def all_reduce_factor(num_ranks: int) -> float:
     """Bytes a rank sends for each byte of the tensor in a ring all-reduce."""
@@ -109,6 +111,8 @@ def volumes(
     for name, value in named.items():
         if value < 1:
             raise ScenarioError(name, f"must be at least 1, got {value}")
+    if not 0.0 < element_bytes <= MAX_ELEMENT_BYTES:
+        raise ScenarioError("bytes", f"of an element must be more than 0 and at most 8, got {element_bytes:g}")
     hidden = batch * seq_len * shape.hidden_size * element_bytes
     kv = batch * seq_len * shape.attention.kv_elements_per_token * element_bytes
     return Volumes(

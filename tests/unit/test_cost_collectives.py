@@ -95,3 +95,6 @@ def test_bytes_of_a_real_seam_are_two_bf16_tensors() -> None:
 def test_sizes_below_one_are_refused_by_name() -> None:
     with pytest.raises(ScenarioError, match="pp_size: must be at least 1, got 0"):
         volumes(load_model("qwen3-8b"), 10, pp_size=0)
+    for size in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ScenarioError, match="bytes: of an element must be more than 0"):
+            volumes(load_model("qwen3-8b"), 10, element_bytes=size)
