@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -136,7 +137,6 @@ def print_campaign(result: CampaignResult, folder: CampaignFolder) -> None:
     )
     if result.findings:  # it ended early: what it has not reached says nothing
         return
-    if never:
-        print("      probes never reached: " + "; ".join(never))
-    if arrows:
-        print("      arrows never taken: " + "; ".join(arrows))
+    for what, names in (("probes never reached", never), ("arrows never taken", arrows)):
+        if names:
+            print(fill(f"{what}: {'; '.join(names)}", 116, initial_indent=" " * 6, subsequent_indent=" " * 8))
