@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from ppsim.core.hooks import Hooks
 from ppsim.errors import ScenarioError
 from ppsim.fuzz.experiment import ANY_ROLE, Experiment, MakeHooks, Outcome, Signature, is_valid, run_experiment
 from ppsim.fuzz.generate import patience
@@ -74,7 +75,9 @@ DEFAULTS: tuple[tuple[str, str, Any], ...] = (
 class Shrinker:
     """Greedy descent; ``runs`` counts the experiments that were tried.
 
-    What must stay is the signature of the failure; a subclass may ask for something else (``still_holds``).
+    What must stay is the signature of the failure; a subclass may ask for something else (``still_holds``). Where
+    hooks are on and the right protocol passes at first, it must pass at every step: else what is left in the end may
+    be a scenario that no protocol survives (everybody sends first, on links that block).
     """
 
     signature: Signature
@@ -82,6 +85,7 @@ class Shrinker:
     max_runs: int = MAX_RUNS
     runs: int = 0
     tried: set[str] = field(default_factory=set)  # keys of candidates that do not show it
+    hooks_are_at_fault: bool = False
 
     def shrink(self, experiment: Experiment) -> Experiment:
         """Apply all passes until none of them finds anything smaller.
@@ -89,6 +93,7 @@ class Shrinker:
         What is small in requests may need all of its many stages: then once more, with fewer stages from the start,
         and whichever rank it is that breaks the same invariant there.
         """
+        self.hooks_are_at_fault = self.hooks not in (None, Hooks) and self._passes_without(experiment)
         best, wanted = self._smallest(experiment), self.signature
         if stages(best) <= MANY_STAGES:
             return best
@@ -139,12 +144,17 @@ class Shrinker:
             return False
         self.runs += 1
         try:
-            if self.still_holds(run_experiment(candidate, self.hooks)):
+            holds = self.still_holds(run_experiment(candidate, self.hooks))
+            if holds and (not self.hooks_are_at_fault or self._passes_without(candidate)):
                 return True
         except ScenarioError:
             pass
         self.tried.add(key)
         return False
+
+    def _passes_without(self, experiment: Experiment) -> bool:
+        """Whether the right protocol has no trouble with it."""
+        return run_experiment(experiment).signature is None
 
     def still_holds(self, outcome: Outcome) -> bool:
         """Whether a run shows what the first one showed: the same invariant, broken by a rank of the same role."""
@@ -188,20 +198,28 @@ def without_sections(e: Experiment) -> Iterator[Experiment]:
             yield edited(e, lambda raw, name=name: raw.pop(name))  # type: ignore[misc]
 
 
-def fewer_with_small_batches(e: Experiment) -> Iterator[Experiment]:
-    """Drop a request or two of many, where only a smaller batch lets the others do without them."""
-    requests = e.raw["workload"].get("requests", ())
-    dropped = [(i, j) for i in range(len(requests)) for j in range(i, len(requests))]
-    for pair in reversed(dropped) if len(requests) > MANY_REQUESTS else ():
+def fewer_where_less_fits(e: Experiment) -> Iterator[Experiment]:
+    """Drop a request or two of many, where only a smaller batch or a smaller pool lets the others do without them."""
+    requests, scheduler = e.raw["workload"].get("requests", ()), e.raw["scheduler"]
+    if len(requests) <= MANY_REQUESTS:
+        return
+    pool, batch = scheduler.get("max_total_tokens"), scheduler.get("pp_max_micro_batch_size", 1)
+    for pair in reversed([(i, j) for i in range(len(requests)) for j in range(i, len(requests))]):
         rest = [request for k, request in enumerate(requests) if k not in pair]
-        for size in (1, 2):
-            if size < e.raw["scheduler"].get("pp_max_micro_batch_size", size):
-                yield edited(e, lambda raw, rest=rest, size=size: small_batches(raw, rest, size))  # type: ignore[misc]
+        edits: list[tuple[str, Any]] = [("pp_max_micro_batch_size", size) for size in (1, 2) if size < batch]
+        if isinstance(pool, int):
+            held = sum(requests[i]["prompt"] + requests[i].get("output", 1) for i in set(pair))
+            smaller = dict.fromkeys(
+                pool - less for less in (held, held - len({*pair}), held // 2, pool // 4, pool // 8)
+            )
+            edits += [("max_total_tokens", size) for size in smaller if 0 < size < pool]
+        for key, size in edits:
+            yield edited(e, lambda raw, rest=rest, key=key, size=size: fewer_with(raw, rest, key, size))  # type: ignore[misc]
 
 
-def small_batches(raw: dict[str, Any], rest: list[dict[str, Any]], size: int) -> None:
+def fewer_with(raw: dict[str, Any], rest: list[dict[str, Any]], key: str, size: int) -> None:
     raw["workload"]["requests"] = rest
-    raw["scheduler"]["pp_max_micro_batch_size"] = size
+    raw["scheduler"][key] = size
 
 
 def less_patience(e: Experiment) -> Iterator[Experiment]:
@@ -338,5 +356,5 @@ PASSES: tuple[Candidate, ...] = (
     smaller_numbers,
     less_patience,
     simpler_tape,
-    fewer_with_small_batches,
+    fewer_where_less_fits,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ppsim.core.admission import PrefillAdder
 from ppsim.core.batch import Mode
 from ppsim.core.effects import Effects, Reply, drop
 from ppsim.core.hooks import Hooks
@@ -13,6 +14,7 @@ from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.phases import commit_hidden
 from ppsim.core.rank import Rank
 from ppsim.core.request import Request, State
+from ppsim.core.slots import Slot
 from ppsim.planted.plans import behind, does, instead, replaced
 from ppsim.planted.registry import planted
 
@@ -128,3 +130,37 @@ def give_up_when_deep(rank: Rank) -> Effects[None]:
     for work in rank.send_proxy_work:
         yield from drop(work)
     rank.send_proxy_work.clear()
+
+
+@planted("chunk_beyond_memory", breaks="INV-23", profile="retraction", source="bugs.md B100")
+class ChunkBeyondMemory(Hooks):
+    """The next chunk of a running prompt is launched by the chunk budget alone, whatever memory is left."""
+
+    def plan(self, steps: Plan) -> Plan:
+        def install(rank: Rank) -> None:
+            scheduler = rank.scheduler
+            if rank.iteration:
+                return
+
+            def can_grow(old: Callable[[Request, int], bool], request: Request, num_tokens: int) -> bool:
+                return request.state is State.PREFILL or old(request, num_tokens)
+
+            replaced(scheduler, "_adder", unbounded)
+            replaced(scheduler.kv, "can_grow", can_grow)
+
+        return (does(install), *steps)
+
+
+def unbounded(old: Callable[[Slot, int], PrefillAdder], slot: Slot, num_mixed: int) -> PrefillAdder:
+    """The adder, whose check of a continued chunk is left out."""
+    adder = old(slot, num_mixed)
+
+    def add_chunked(_: Callable[[Request], bool], request: Request) -> bool:
+        assert adder.rem_chunk is not None
+        remaining = request.seq_len - request.kv_len
+        new_tokens = min(remaining, adder.rem_chunk)
+        adder._charge(request, new_tokens, remaining - new_tokens)
+        return True
+
+    replaced(adder, "add_chunked", add_chunked)
+    return adder
