@@ -230,7 +230,7 @@ def least_pool(request: dict[str, Any], clip: int, page: int, role: str) -> int:
     """Tokens of a pool that can serve the request alone (``Intake._why_never`` and the decode role's reserve)."""
     prompt, output = int(request["prompt"]), 1 if role == "prefill" else int(request["output"])
     reserve = prompt + min(output, clip) + page + 1
-    return int(max(reserve, prompt + output, prompt + RESERVE if role == "decode" else 0))
+    return int(max(reserve, prompt + output, prompt + RESERVE if role in ("decode", "pd") else 0))
 
 
 # --- what each rank sees alone -------------------------------------------------------------------------------------
