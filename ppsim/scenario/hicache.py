@@ -36,11 +36,11 @@ def check_hicache(s: Scenario) -> None:
         raise ScenarioError(
             "hicache.enabled", "needs the radix cache, and scheduler.disable_radix_cache is set", "drop one of the two"
         )
-    if s.disaggregation.role in ("decode", "pd"):
+    if s.disaggregation.role == "decode":
         raise ScenarioError(
             "hicache.enabled",
-            f"is not possible with disaggregation.role {s.disaggregation.role!r}",
-            "a decode server has no radix cache: use role 'plain' or 'prefill'",
+            "is not possible with disaggregation.role 'decode'",
+            "a decode server has no radix cache; with role 'pd' the prefill side has the host tier",
         )
     _check_capacity(s)
     num_ranks = s.cluster.pp_size * s.cluster.tp_replicas

@@ -267,6 +267,7 @@ class HiCache(Section):
     """Host memory and storage behind the radix cache of the device (HiCache). Bandwidth 0 is infinite.
 
     Host capacity is given in tokens or bytes of each stage's ranks; the ranks agree on the smallest number of tokens.
+    With two pipelines it belongs to the prefill side.
     """
 
     enabled: bool = False

@@ -222,6 +222,7 @@ class Nap:
             and r.transfers.last_change_ns[r.side] < self.since_ns
             and scheduler.slots.drained
             and not scheduler.grammar_queue
+            and not scheduler.kv.outstanding
             and isinstance(client, WorkloadClient)
             and not client.by_iteration
             and not (client.by_time and client.by_time[0][0] <= r.now)

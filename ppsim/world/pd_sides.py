@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ppsim.scenario.tree import Scenario
+from ppsim.scenario.tree import HiCache, Scenario
 from ppsim.workload import Arrival, Workload, build_workload
 from ppsim.world.chance import decided
 from ppsim.world.choices import Choices
@@ -59,11 +59,12 @@ def one_side(s: Scenario, side: str) -> Scenario:
 
 
 def of_decode(s: Scenario) -> dict[str, Any]:
-    """Cluster, scheduler and model of the decode side."""
+    """Cluster, scheduler, model and tiers of the decode side."""
     d = s.disaggregation
     stages = d.decode_pp_size or s.cluster.pp_size
     same = stages == s.cluster.pp_size
     return {
+        "hicache": HiCache(),  # a decode server has no radix cache
         "cluster": s.cluster.model_copy(
             update={"pp_size": stages, "pp_async_batch_depth": d.decode_pp_async_batch_depth}
         ),

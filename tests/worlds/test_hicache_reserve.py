@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from tests.worlds.making import UNIT, run
-from tests.worlds.pd_making import ends
+from tests.worlds.making import UNIT, run, tokens_of
+from tests.worlds.pd_making import at, ends, passed_pair, prefill_of, writes_of
 
 
 def crowd(seed: int) -> dict[str, Any]:
     """4 to 10 requests that share prompts' beginnings; the pool holds the largest alone, with little to spare."""
     rng = Random(f"tiers and reserves {seed}")
-    page, at = rng.choice([1, 1, 4]), 0
+    page, iteration = rng.choice([1, 1, 4]), 0
     rows: list[dict[str, Any]] = []
     for n in range(rng.randint(4, 10)):
-        at += rng.choice([0, 0, 1, 4])
+        iteration += rng.choice([0, 0, 1, 4])
         size = {"prompt": rng.randint(8, 64), "output": rng.randint(1, 32), "ignore_eos": True}
-        rows.append({"rid": f"R{n}", **size, "at_iteration": at, "prefix_blocks": [rng.randint(1, 3)]})
+        rows.append({"rid": f"R{n}", **size, "at_iteration": iteration, "prefix_blocks": [rng.randint(1, 3)]})
     largest = max(row["prompt"] + row["output"] for row in rows)
     return {
         **UNIT,
@@ -96,10 +96,50 @@ def test_an_abort_on_a_prefill_server_with_host_memory_leaves_both_pools_full(de
         "run.invariants": True,
     }
     statuses = set()
-    for at in range(0, 26, 2):
-        result = run({**base, "workload.aborts": [{"rid": "A", "at_iteration": at}]})
-        assert result.verdict.kind == "pass", f"abort at {at}: {result.verdict.message}"
+    for iteration in range(0, 26, 2):
+        result = run({**base, "workload.aborts": [{"rid": "A", "at_iteration": iteration}]})
+        assert result.verdict.kind == "pass", f"abort at {iteration}: {result.verdict.message}"
         replies = ends(result.recording)
         assert [len(mine) for mine in replies.values()] == [1, 1]
         statuses.add(replies["A"][0][0])
     assert statuses == {"aborted", "finished"}
+
+
+# --- two pipelines: the host tier is the prefill side's --------------------------------------------------------------
+
+DOCUMENTS: dict[str, Any] = {
+    "scheduler.max_total_tokens": 40,
+    "scheduler.chunked_prefill_size": 32,
+    "workload.block_tokens": 16,
+    "workload.requests": [
+        at(30.0 * n, 20 + 2 * n, 3, f"{name}{n}", prefix_blocks=[ord(name)]) for n, name in enumerate("ABAB")
+    ],
+    "disaggregation.kv_bandwidth_gb_per_s": 0.2,
+    "hicache.host_tokens": 128,
+    "hicache.device_host_gb_per_s": 0.05,
+    "run.invariants": True,
+}
+"""Two documents in turn; the device pool holds one of them and a request."""
+
+
+@pytest.mark.parametrize("policy", ["write_through", "write_back"])
+@pytest.mark.parametrize("decode_pp_size", [1, 2])
+def test_what_comes_back_from_host_memory_is_sent_like_what_was_computed(policy: str, decode_pp_size: int) -> None:
+    shape = {**DOCUMENTS, "disaggregation.decode_pp_size": decode_pp_size}
+    with_host = passed_pair({**shape, "hicache.enabled": True, "hicache.write_policy": policy})
+    without = passed_pair(shape)
+    assert tokens_of(with_host.recording) == tokens_of(without.recording)
+    for result, found in ((with_host, 16), (without, 0)):
+        prefixes: dict[str, int] = {}
+        for decision in prefill_of(result).decisions[0]:
+            for rid, prefix, _ in decision.pieces:
+                prefixes.setdefault(rid, prefix)
+        assert prefixes == {"A0": 0, "B1": 0, "A2": found, "B3": found}
+    for rank in (0, 1):
+        loads = [s for s in prefill_of(with_host).spans[rank] if s.stream == "load"]
+        assert len(loads) == 2
+        for load, rid in zip(loads, ("A2", "B3"), strict=True):
+            writes = [w for w in writes_of(with_host, rank) if w.rid == rid]
+            assert writes[0].start == 0, "all of the prompt goes to the decode side"
+            assert min(w.begin_ns for w in writes) >= load.end_ns
+    assert [r.rank.scheduler.kv.tiers for r in with_host.setting.ranks] == [None] * decode_pp_size
