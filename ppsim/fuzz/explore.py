@@ -60,7 +60,8 @@ class Bounds:
         if self.aborts:
             parts.append(f"no abort, or one abort of any one request in any iteration before {self.aborts}")
         for kind, n in self.failures.items():
-            parts.append(f"or one {kind} of any one request fails, seen by each rank in any iteration before {n}")
+            fails = f"one {kind} of any one request fails, seen by each rank in any iteration before {n}"
+            parts.append(f"or {fails}" if self.aborts else f"no failure, or {fails}")
         if self.reduced:
             parts.append("all other facts at once; orders that agree about these are one execution")
         else:
