@@ -61,6 +61,41 @@ def bugs(as_json: JsonOption = False) -> int:
     return 0
 
 
+@app.command("profiles")
+@guarded
+def profiles(as_json: JsonOption = False) -> int:
+    """The fuzz profiles: server roles, features that an example may switch on, and those it always has."""
+    from ppsim.fuzz.profiles import PROFILES
+
+    found = list(PROFILES.values())
+    if as_json:
+        rows = [
+            {"name": p.name, "roles": sorted(set(p.roles)), "features": p.features, "always": p.always} for p in found
+        ]
+        print(json.dumps(rows))
+        return 0
+    for p in found:
+        always = f"; always {', '.join(p.always)}" if p.always else ""
+        print(f"{p.name:<10}  {', '.join(sorted(set(p.roles)))}: {', '.join(p.features)}{always}")
+    return 0
+
+
+@app.command("probes")
+@guarded
+def probes(as_json: JsonOption = False) -> int:
+    """The situations that a campaign should reach, and the arrows of the request table."""
+    from ppsim.fuzz.probes import PAIRS, PROBES
+
+    if as_json:
+        print(json.dumps({"probes": PROBES, "arrows": PAIRS}))
+        return 0
+    for name in PROBES:
+        print(name)
+    for name in PAIRS:
+        print(f"arrow {name}")
+    return 0
+
+
 @app.command("invariants")
 @guarded
 def invariants(as_json: JsonOption = False) -> int:

@@ -82,6 +82,14 @@ def test_json_of_the_planted_bugs_has_exactly_the_promised_names() -> None:
     assert all(row["breaks"].startswith("INV-") for row in rows)
 
 
+def test_profiles_and_probes_can_be_listed() -> None:
+    profiles = json.loads(ppsim("list profiles --json").stdout)
+    assert {"plain", "chunked", "abort", "pd", "hicache", "grammar", "blocking", "all"} <= {p["name"] for p in profiles}
+    assert [line.split()[0] for line in ppsim("list profiles").stdout.splitlines()] == [p["name"] for p in profiles]
+    assert json.loads(ppsim("list probes --json").stdout) == {"probes": list(PROBES), "arrows": list(PAIRS)}
+    assert len(ppsim("list probes").stdout.splitlines()) == len(PROBES) + len(PAIRS)
+
+
 def test_a_green_campaign_says_what_it_never_reached() -> None:
     shown = ppsim("fuzz --profile plain --examples 5").stdout
     assert shown.startswith("PASS  5 examples of profile plain, seed 0\n")
