@@ -34,6 +34,7 @@ def chunks(
         int, typer.Option("--cached", help="Tokens of the prompt before them that are cached already.")
     ] = 0,
     host_ms: Annotated[float, typer.Option("--host-ms", help="Milliseconds a chunk costs besides on a stage.")] = 0.0,
+    depth: Annotated[int, typer.Option("--depth", help="pp_async_batch_depth: slots beyond the stages.")] = 0,
     efficiency: Annotated[
         float | None, typer.Option("--efficiency", help="Reached share of the peak rate. Default: the GPU's, if known.")
     ] = None,
@@ -67,6 +68,7 @@ def chunks(
         min_tail=min_tail,
         cached_tokens=cached,
         host_ms=host_ms,
+        depth=depth,
         tp_gb_per_s=tp_gb_per_s,
     )
     report = chunk_report(question)

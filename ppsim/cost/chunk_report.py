@@ -46,10 +46,18 @@ class ChunkQuestion:
     min_tail: int = 0
     cached_tokens: int = 0
     host_ms: float = 0.0
+    depth: int = 0
     tp_gb_per_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("num_tokens", 1), ("chunk", 1), ("max_chunk", 0), ("min_tail", 0), ("cached_tokens", 0)):
+        for name, least in (
+            ("num_tokens", 1),
+            ("chunk", 1),
+            ("max_chunk", 0),
+            ("min_tail", 0),
+            ("cached_tokens", 0),
+            ("depth", 0),
+        ):
             if getattr(self, name) < least:
                 raise ScenarioError(f"chunks.{name}", f"must be at least {least}, got {getattr(self, name)}")
 
@@ -99,7 +107,7 @@ class ChunkReport:
 
 def chunk_report(q: ChunkQuestion) -> ChunkReport:
     """Plans of all planners for a prompt. Raises ScenarioError or TraceError for what cannot be."""
-    cost, pipeline = q.cost(), Pipeline.of(q.layers(), host_ms=q.host_ms)
+    cost, pipeline = q.cost(), Pipeline.of(q.layers(), host_ms=q.host_ms, depth=q.depth)
     predictor = ChunkPredictor(
         a=cost.a_ms,
         b=cost.b_ms,

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ppsim.cost.coefficients import Coefficients
-from ppsim.cost.recurrence import free_running, makespan, pad, stage_times
+from ppsim.cost.recurrence import free_running, makespan, pad, slot_window, stage_times
 from ppsim.cost.sglang_chunks import ALIGN_TOKENS, ChunkPredictor
 from ppsim.errors import ScenarioError
 
@@ -74,12 +74,14 @@ def from_sizes(planner: str, sizes: Sequence[int], start: int = 0, note: str = "
 class Pipeline:
     """What a plan is judged by: each stage's part of the model, and what every chunk pays besides, in milliseconds.
 
-    ``host_ms`` is added to a chunk on every stage, ``link_ms`` to each hand-over.
+    ``host_ms`` is added to a chunk on every stage, ``link_ms`` to each hand-over. ``depth`` is pp_async_batch_depth:
+    a chunk starts when the one P + depth before it has come back. None: free running, no chunk waits for a return.
     """
 
     shares: tuple[float, ...]
     host_ms: float = 0.0
     link_ms: float = 0.0
+    depth: int | None = 0
 
     def __post_init__(self) -> None:
         if not self.shares or min(self.shares) <= 0:
@@ -90,9 +92,9 @@ class Pipeline:
                 raise ScenarioError(f"pipeline.{name}", f"must be a finite number >= 0, got {value}")
 
     @staticmethod
-    def of(partition: Sequence[int], host_ms: float = 0.0, link_ms: float = 0.0) -> Pipeline:
+    def of(partition: Sequence[int], host_ms: float = 0.0, link_ms: float = 0.0, depth: int | None = 0) -> Pipeline:
         """Stages in proportion to their layers."""
-        return Pipeline(tuple(n / sum(partition) for n in partition), host_ms, link_ms)
+        return Pipeline(tuple(n / sum(partition) for n in partition), host_ms, link_ms, depth)
 
     def chunk_ms(self, plan: Plan, cost: Coefficients) -> Floats:
         """Time of each chunk on the slowest stage."""
@@ -106,7 +108,9 @@ class Pipeline:
     def ttfts_ms(self, plans: Sequence[Plan], cost: Coefficients) -> Floats:
         """The same for many plans at once."""
         times, num_chunks = pad([stage_times(cost.ms(*plan.arrays()), self.shares) for plan in plans])
-        return makespan(free_running(times, self.host_ms, self.link_ms), num_chunks)
+        if self.depth is None:
+            return makespan(free_running(times, self.host_ms, self.link_ms), num_chunks)
+        return makespan(slot_window(times, self.depth, self.host_ms, self.link_ms), num_chunks)
 
 
 def fixed(num_tokens: int, chunk: int, start: int = 0) -> Plan:

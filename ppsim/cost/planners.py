@@ -4,7 +4,8 @@ equal_time   every chunk takes the same time under the *full* cost model, gamma 
              searched for: a short beat fills the pipeline fast but pays the per-chunk constant often. Chunks are kept
              at ``MIN_UNITS`` alignment units or more, since below that rounding alone moves a chunk's time by over 4 %
              (and a peer whose time-targeted chunks shrink to 32 tokens loses to plain 4096).
-optimal      least makespan. For identical stages it is exactly (sum t + (P-1) max t) / P in whole-model times t. So:
+optimal      least makespan. For identical stages and enough slots it is (sum t + (P-1) max t) / P in whole-model times
+             t; a chunk that waits for the return of an earlier one only adds to that. So:
              for a bound M on max t, the least sum over all cuts by dynamic programming over aligned boundaries, O(G^2)
              for G boundaries; then the best M. All distinct chunk times are tried as M up to EXACT_GRID boundaries,
              which is exact on that grid, tail included; beyond, a geometric grid of M, refined around the best. Each

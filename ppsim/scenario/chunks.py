@@ -8,14 +8,16 @@ longest prompt of the workload, whose plan they follow.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TypeAlias
 
 from ppsim.cost.coefficients import Coefficients
 from ppsim.cost.context_parallel import ContextParallelCost
-from ppsim.cost.plan import Pipeline, Plan
-from ppsim.cost.planners import equal_time, optimal
+from ppsim.cost.plan import Pipeline, Plan, fixed, sglang
+from ppsim.cost.planners import FIXED_SIZES, equal_time, optimal
 from ppsim.cost.roofline import RooflineCost
 from ppsim.cost.sglang_chunks import ALIGN_TOKENS, ChunkPredictor, fit_profile, profile_lengths
+from ppsim.cost.slot_loop import HostAndLink, slot_loop
 from ppsim.cost.stage import NS_PER_MS
 from ppsim.errors import ScenarioError
 from ppsim.scenario.layers import partition_of
@@ -79,13 +81,30 @@ def breakpoints(size_at: Callable[[int], int], stop: int) -> Table:
     return tuple(found)
 
 
+@lru_cache(maxsize=8)  # every rank asks for it
 def planned(s: Scenario) -> Plan:
     """The plan of one of our own planners for the longest prompt."""
     c, length = s.scheduler, longest_prompt(s)
     cost = coefficients(s)
-    pipeline = Pipeline.of(partition_of(s), (s.host.schedule_us + s.host.process_us) / 1000, s.links.latency_us / 1000)
-    planner = equal_time if c.chunk_planner == "equal_time" else optimal
-    return planner(length, cost, pipeline, align=max(c.page_size, ALIGN_TOKENS))
+    host_ms = (s.host.schedule_us + s.host.process_us) / 1000
+    pipeline = Pipeline.of(partition_of(s), host_ms, s.links.latency_us / 1000, s.cluster.pp_async_batch_depth)
+    align = max(c.page_size, ALIGN_TOKENS)
+    if c.chunk_planner == "equal_time":
+        return equal_time(length, cost, pipeline, align=align)
+    rivals = [sglang(length, sglang_predictor(s)), equal_time(length, cost, pipeline, align=align)]
+    rivals += [fixed(length, size) for size in (c.chunked_prefill_size, *FIXED_SIZES)]
+    best = optimal(length, cost, pipeline, rivals=rivals, align=align)
+    # Coefficients are those of the mean layer; the last word has the loop with the times of the stages as they are.
+    ends = [loop_end_ns(s, plan) for plan in (best, *rivals)]
+    return (best, *rivals)[ends.index(min(ends))]
+
+
+def loop_end_ns(s: Scenario, plan: Plan) -> float:
+    """When the first rank has the first token of a prompt cut so, on free links."""
+    cost, stages = stage_cost(s), range(s.cluster.pp_size)
+    times = [[cost.batch_ns(k, 0, [(prefix, size, False)]) for k in stages] for prefix, size in plan.pieces]
+    around = HostAndLink(schedule=s.host.schedule_us * 1e3, process=s.host.process_us * 1e3)
+    return float(slot_loop(times, s.cluster.pp_async_batch_depth, around)[-1])
 
 
 def longest_prompt(s: Scenario) -> int:
