@@ -52,13 +52,16 @@ def diff(
 def equal_text(recording: Recording, times: bool, decisions_only: bool) -> str:
     from ppsim.recording.digest import digests_of
 
-    digests = digests_of(recording)
-    num_decisions = sum(len(records) for records in recording.decisions)
+    sides = [recording] if recording.peer is None else [recording.peer, recording]
+    num_decisions = sum(len(records) for side in sides for records in side.decisions)
+    ranks = " + ".join(str(side.num_ranks) for side in sides)
+    digests = [digests_of(side) for side in sides]
     if decisions_only:
-        listed = " ".join(dict.fromkeys(digests.decisions))
-        return f"equal: {num_decisions} decisions of {recording.num_ranks} ranks, digest of the ranks {listed}"
+        listed = " ".join(dict.fromkeys(digest for side in digests for digest in side.decisions))
+        return f"equal: {num_decisions} decisions of {ranks} ranks, digest of the ranks {listed}"
     what = "decisions, tokens, replies and times" if times else "decisions, tokens and replies"
-    return f"equal: {what} of {recording.num_ranks} ranks, {num_decisions} decisions, digest {digests.run}"
+    listed = " ".join(side.run for side in digests)
+    return f"equal: {what} of {ranks} ranks, {num_decisions} decisions, digest {listed}"
 
 
 def difference_text(lead: str, found: Difference, a: str, b: str) -> str:
@@ -95,6 +98,7 @@ def difference_json(found: Difference | None, shows: Difference | None) -> dict[
 def record_json(found: Difference) -> dict[str, Any]:
     return {
         "kind": found.kind,
+        "side": found.side or None,
         "rank": found.rank,
         "iteration": found.iteration,
         "slot": found.slot,

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
 
+from ppsim.errors import UsageError
+
 if TYPE_CHECKING:
+    from ppsim.recording import Recording
     from ppsim.scenario import Scenario
+
+
+class Side(StrEnum):
+    """Of two pipelines."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+
 
 RUN_HELP = "A run folder, a recording file, a name below runs/, or latest."
 
@@ -35,6 +47,9 @@ OutOption: TypeAlias = Annotated[
     str | None, typer.Option("--out", metavar="DIR", help="The run folder. Default: runs/NAME-SEED-N, N the next free.")
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
+SideOption: TypeAlias = Annotated[
+    Side | None, typer.Option("--side", help="Of two pipelines (disaggregation.role pd). Default: decode.")
+]
 RunArg: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 
 
@@ -46,3 +61,12 @@ def scenario_of(name: str, seed: int | None, trace: str | None, overrides: list[
     if trace is not None:
         sets += ['workload.source="trace"', f"workload.trace={json.dumps(trace)}"]
     return load_scenario(name, [*sets, *(overrides or [])], seed=seed)
+
+
+def side_of(recording: Recording, side: Side | None) -> Recording:
+    """One side of a saved run. Raises UsageError where there is only one."""
+    if side is None:
+        return recording
+    if recording.peer is None:
+        raise UsageError(f"--side {side.value}: this run has one pipeline, two have disaggregation.role 'pd'")
+    return recording.peer if side is Side.PREFILL else recording

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ppsim.cli.guard import guarded
-from ppsim.cli.options import RunArg
+from ppsim.cli.options import RunArg, SideOption, side_of
 from ppsim.errors import EXIT_PASS
 
 OutputOption = Annotated[
@@ -19,14 +19,19 @@ ToOption = Annotated[float | None, typer.Option("--to", metavar="SECONDS", help=
 
 
 @guarded
-def plot(run: RunArg = "latest", output: OutputOption = None, from_s: FromOption = None, to_s: ToOption = None) -> int:
+def plot(
+    run: RunArg = "latest",
+    output: OutputOption = None,
+    from_s: FromOption = None,
+    to_s: ToOption = None,
+    side: SideOption = None,
+) -> int:
     """Draw rank x time, coloured by slot; a long run also gets an overview."""
-    from ppsim.recording.folder import find_recording
-    from ppsim.recording.reader import read_recording
+    from ppsim.recording.folder import find_recording, open_run
     from ppsim.report.gantt import plot_gantt
 
     source = find_recording(run)
     target = Path(output) if output is not None else source.parent / "gantt.png"
-    plot_gantt(read_recording(source), target, from_s=from_s, to_s=to_s)
+    plot_gantt(side_of(open_run(str(source)), side), target, from_s=from_s, to_s=to_s)
     print(target)
     return EXIT_PASS

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ppsim.cli.guard import guarded
-from ppsim.cli.options import JsonOption, RunArg
+from ppsim.cli.options import JsonOption, RunArg, SideOption, side_of
 from ppsim.errors import EXIT_PASS
 
 ScheduleOption = Annotated[bool, typer.Option("--schedule", help="One line an iteration instead of the summary.")]
@@ -17,12 +17,16 @@ RankOption = Annotated[int, typer.Option("--rank", min=0, help="The rank whose s
 
 @guarded
 def show(
-    run: RunArg = "latest", schedule: ScheduleOption = False, rank: RankOption = 0, as_json: JsonOption = False
+    run: RunArg = "latest",
+    schedule: ScheduleOption = False,
+    rank: RankOption = 0,
+    side: SideOption = None,
+    as_json: JsonOption = False,
 ) -> int:
     """Show a saved run."""
     from ppsim.recording.folder import open_run, read_verdict
 
-    recording = open_run(run)
+    recording = side_of(open_run(run), side)
     if schedule:
         from ppsim.report import schedule as report
 

@@ -3,13 +3,14 @@
 Rule: first means first in logical time. Of all ranks and kinds the difference with the smallest iteration is named, in
 one iteration the one that comes first in a visit (read inputs, observe, decide, sample, harvest, reply), then the
 smaller rank: what comes later is usually its consequence. Times are compared only when asked for, and only
-after everything logical is equal, since the two worlds never agree about them.
+after everything logical is equal, since the two worlds never agree about them. Of two pipelines the prefill side, which
+counts iterations of its own, is compared first: the decode side computes on what comes from there.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from typing import Any, TypeVar
 
@@ -33,10 +34,11 @@ class Difference:
     field: str
     left: Any
     right: Any
+    side: str = ""  # two pipelines: which of them
 
     def place(self) -> str:
         """Rank, iteration and slot in words, as far as they apply."""
-        parts = [("rank", self.rank), ("iteration", self.iteration), ("slot", self.slot)]
+        parts = [("side", self.side or None), ("rank", self.rank), ("iteration", self.iteration), ("slot", self.slot)]
         return ", ".join(f"{name} {value}" for name, value in parts if value is not None)
 
 
@@ -74,20 +76,33 @@ def first_difference(
 
     ``decisions_only`` is for two worlds that sampled their own tokens: what was scheduled, and the state it left.
     """
-    if shape(left) != shape(right):
-        return Difference("header", None, None, None, "(pp_size, tp_replicas)", shape(left), shape(right))
-    found = list(logical_differences(left, right))
-    if decisions_only:
-        found = [difference for difference in found if difference.kind == DECISION.name]
-    if times and not found:
-        found = list(time_differences(left, right))
-    return min(found, key=logical_place, default=None)
+    pairs = sides_of(left, right)
+    for side, mine, other in pairs:
+        if shape(mine) != shape(other):
+            return Difference("header", None, None, None, "(pp_size, tp_replicas)", shape(mine), shape(other), side)
+    ways = [logical_differences, time_differences] if times else [logical_differences]
+    for way in ways:
+        for side, mine, other in pairs:
+            named = [d for d in way(mine, other) if d.kind == DECISION.name or not decisions_only]
+            if named:
+                return replace(min(named, key=logical_place), side=side)
+    return None
+
+
+def sides_of(left: Recording, right: Recording) -> list[tuple[str, Recording, Recording]]:
+    """The pairs of recordings to compare; one side has no name. An absent prefill side is an empty one."""
+    if left.peer is None and right.peer is None:
+        return [("", left, right)]
+    return [("prefill", left.peer or Recording(0), right.peer or Recording(0)), ("decode", left, right)]
 
 
 def first_in_batches(left: Recording, right: Recording) -> Difference | None:
     """The first decision that differs in what was scheduled. Inner state may part long before that shows."""
-    found = [d for r in range(left.num_ranks) for d in first_of(PIECES, r, left.decisions[r], right.decisions[r])]
-    return min(found, key=logical_place, default=None)
+    for side, mine, other in sides_of(left, right):
+        found = [d for r in range(mine.num_ranks) for d in first_of(PIECES, r, mine.decisions[r], other.decisions[r])]
+        if found:
+            return replace(min(found, key=logical_place), side=side)
+    return None
 
 
 def shape(recording: Recording) -> tuple[int, int]:

@@ -42,7 +42,8 @@ def whole_run(recording: Recording) -> Window:
     """From the first forward start to the last forward end. Raises UsageError if nothing ran."""
     start, end = forward_window(recording)
     if end <= start:
-        raise UsageError("nothing to plot: the recording has no forward pass")
+        hint = "; the other pipeline has --side prefill" if recording.peer is not None else ""
+        raise UsageError(f"nothing to plot: the recording has no forward pass{hint}")
     return Window(start, end)
 
 

@@ -99,6 +99,42 @@ def test_runs_of_different_size_differ_in_their_header() -> None:
     assert first_difference(Recording(4, tp_replicas=1), Recording(4, tp_replicas=2)) is not None
 
 
+def pair() -> Recording:
+    """Two pipelines: the prefill side is the recording's peer."""
+    decode = two_requests()
+    decode.peer = two_requests()
+    return decode
+
+
+def test_of_two_pipelines_both_sides_are_compared_the_prefill_side_first() -> None:
+    assert first_difference(pair(), pair(), times=True) is None
+    other = pair()
+    assert other.peer is not None
+    other.peer.samples[1] = other.peer.samples[1]._replace(token_ids=(8,))
+    other.decisions[0].pop()
+    found = first_difference(pair(), other)
+    assert found is not None
+    assert (found.kind, found.side) == ("sampled", "prefill")
+    assert found.place().startswith("side prefill, rank 1, ")
+    decided = first_difference(pair(), other, decisions_only=True)
+    assert decided is not None
+    assert (decided.kind, decided.side) == ("decision", "decode")
+    slower = pair()
+    assert slower.peer is not None
+    slower.peer.spans[1][0] = slower.peer.spans[1][0]._replace(end_ns=1)
+    assert first_difference(pair(), slower) is None
+    late = first_difference(pair(), slower, times=True)
+    assert late is not None
+    assert (late.kind, late.side) == ("time", "prefill")
+
+
+def test_one_pipeline_and_two_differ_in_their_header() -> None:
+    for left, right in ((pair(), two_requests()), (two_requests(), pair())):
+        found = first_difference(left, right)
+        assert found is not None
+        assert (found.kind, found.side) == ("header", "prefill")
+
+
 def test_times_count_only_when_asked_for_and_after_everything_else() -> None:
     slower = two_requests()
     slower.spans[1][0] = slower.spans[1][0]._replace(end_ns=1)

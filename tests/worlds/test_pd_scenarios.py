@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+from typer.testing import CliRunner, Result
+
+from ppsim.cli.entry import app
 from ppsim.recording.shares import admissions, instants
 from ppsim.recording.summary import summarize
 from ppsim.scenario import load_scenario
@@ -52,3 +56,30 @@ def test_pd_mooncake_serves_the_first_requests_of_a_trace() -> None:
     summary = summarize(result.recording, result.verdict)
     assert summary["num_finished"] == 12
     assert all("landed" in marks for marks in instants(result.recording).values())
+
+
+def test_either_side_of_a_saved_run_can_be_shown_drawn_and_compared(tmp_path: Path) -> None:
+    def ppsim(*words: str) -> Result:
+        return CliRunner().invoke(app, list(words))
+
+    for name in ("vote", "store"):
+        sets = ["--set", f'disaggregation.bootstrap="{name}"', "--out", str(tmp_path / name)]
+        assert ppsim("run", "pd_busy_votes", *sets).exit_code == 0
+    one, other = str(tmp_path / "vote"), str(tmp_path / "store")
+    for side, last in (("prefill", "short[0:64]"), ("decode", "-")):
+        shown = ppsim("show", one, "--schedule", "--side", side)
+        assert shown.exit_code == 0
+        assert last in shown.stdout
+    assert ppsim("plot", one, "--side", "prefill", "-o", str(tmp_path / "prefill.png")).exit_code == 0
+    nothing = ppsim("plot", one)  # the decode side has no token to compute
+    assert nothing.exit_code == 2
+    assert "--side prefill" in nothing.output
+    assert ppsim("show", one, "--schedule", "--side", "prefill", "--rank", "7").exit_code == 0
+    assert ppsim("diff", one, one).stdout.startswith("equal: decisions, tokens and replies of 8 + 1 ranks, ")
+    differ = ppsim("diff", one, other)
+    assert differ.exit_code == 1
+    assert "of side prefill, rank 0, " in differ.stdout
+    assert ppsim("run", "unit", "--out", str(tmp_path / "unit")).exit_code == 0
+    plain = ppsim("show", str(tmp_path / "unit"), "--side", "prefill")
+    assert plain.exit_code == 2
+    assert "--side prefill: this run has one pipeline" in plain.output
