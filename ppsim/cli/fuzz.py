@@ -44,7 +44,7 @@ def fuzz(
 ) -> int:
     """Does any interleaving break it? Generate experiments, check everything, shrink what fails."""
     from ppsim.cli.progress import ProgressBar
-    from ppsim.errors import UsageError
+    from ppsim.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
     from ppsim.fuzz.campaign import run_campaign
     from ppsim.fuzz.folder import CampaignFolder
 
@@ -61,7 +61,9 @@ def fuzz(
         print_campaign(result, folder)
     rate = result.num_examples / result.seconds if result.seconds else 0.0
     say(f"{result.seconds:.1f} s, {rate:.1f} examples/s; saved {folder.path}")
-    return result.findings[0].outcome.verdict.exit_code if result.findings else 0
+    if result.findings:
+        return result.findings[0].outcome.verdict.exit_code
+    return EXIT_PASS if result.num_examples else EXIT_UNKNOWN
 
 
 def order_of(
@@ -85,9 +87,15 @@ def order_of(
     if budget is not None and not 0 < budget < math.inf:
         raise UsageError(f"--budget {budget:g}: must be a number of seconds more than 0")
     module = load_plugin(plugin) if plugin else None
+    bugs = list(dict.fromkeys(bugs))
     planted = [bug(name, module) for name in bugs]
     profile = profile_of_bugs(profiles[0] if profiles else None, [(b.name, b.profile) for b in planted])
     return Order(profile, seed, 1000 if examples is None and budget is None else examples, budget, tuple(bugs), plugin)
+
+
+def verdict_of(result: CampaignResult) -> str:
+    """A campaign that has run nothing says nothing."""
+    return "fail" if result.findings else "pass" if result.num_examples else "unknown"
 
 
 def campaign_json(result: CampaignResult, folder: CampaignFolder) -> dict[str, Any]:
@@ -95,7 +103,7 @@ def campaign_json(result: CampaignResult, folder: CampaignFolder) -> dict[str, A
     from ppsim.fuzz.probes import PAIRS, PROBES
 
     return {
-        "verdict": "fail" if result.findings else "pass",
+        "verdict": verdict_of(result),
         "profile": result.order.profile,
         "seed": result.order.seed,
         "examples": result.num_examples,
@@ -128,8 +136,7 @@ def print_campaign(result: CampaignResult, folder: CampaignFolder) -> None:
         print_finding(found, path, order.seed)
     never = [name for name in PROBES if not result.probes[name]]
     arrows = [name for name in PAIRS if not result.pairs[name]]
-    verdict = "FAIL" if result.findings else "PASS"
-    print(f"{verdict}  {result.num_examples} examples of profile {order.profile}, seed {order.seed}")
+    print(f"{verdict_of(result).upper()}  {result.num_examples} examples of profile {order.profile}, seed {order.seed}")
     print(f"      {result.twice} of them run twice, digest {result.digest}")
     print(
         f"      probes {len(PROBES) - len(never)}/{len(PROBES)}, "

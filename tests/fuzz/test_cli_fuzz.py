@@ -82,6 +82,12 @@ def test_json_of_the_planted_bugs_has_exactly_the_promised_names() -> None:
     assert all(row["breaks"].startswith("INV-") for row in rows)
 
 
+def test_a_campaign_that_has_run_nothing_has_not_passed() -> None:
+    result = ppsim("fuzz --budget 0.000001 --json")
+    shown = json.loads(result.stdout)
+    assert (result.exit_code, shown["verdict"], shown["examples"]) == (5, "unknown", 0)
+
+
 def test_profiles_and_probes_can_be_listed() -> None:
     profiles = json.loads(ppsim("list profiles --json").stdout)
     assert {"plain", "chunked", "abort", "pd", "hicache", "grammar", "blocking", "all"} <= {p["name"] for p in profiles}
