@@ -336,3 +336,25 @@ def test_b30_the_same_silence_as_a_fault_of_the_world_names_the_same_rank() -> N
     )
     verdict = simulate(scenario, hooks=hooks_for(())).verdict
     assert (verdict.kind, verdict.rank, verdict.iteration) == ("fail", 2, 50)
+
+
+# --- the rank consensus checker, which real ranks can run too ---------------------------------------------------------
+
+# Entry -> the iteration of the first call that differs. It is that of the audit, but for B02 (the look at the clock is
+# no call; the abort is, when the limit is crossed) and B80 (the conclusion of 8 is applied in 9).
+DIVERGENCES = {
+    "B01": 3, "B02": 30, "B04": 0, "B06": 8, "B07": 6, "B08": 7,
+    "B12": 4, "B15": 5, "B16": 5, "B75": 20, "B80": 9, "B85": 15,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("number", DIVERGENCES)
+def test_comparing_calls_alone_names_a_divergence_where_it_begins(number: str) -> None:
+    """Without lockstep and audit, which no real rank can have. Five of these bugs are not noticed at all without it."""
+    alone = ("run.consensus_check_interval=1", *BARE)
+    right = ENTRIES[entry(number)].run(*alone)
+    assert right.verdict.kind == "pass", right.verdict.message
+    verdict = ENTRIES[entry(number)].run(*alone, bug=True).verdict
+    assert (verdict.kind, verdict.iteration) == ("fail", DIVERGENCES[number]), verdict.message
+    assert "differs between ranks" in verdict.message
+    assert number in ("B02", "B80") or DIVERGENCES[number] == ENTRIES[entry(number)].iteration
