@@ -118,8 +118,8 @@ P02 = Question(
         f"TTFT {a['leader'].mean('ttft_s'):.1f} s: the queue in front of the stages takes most of it over",
     ),
     why="behind admission a request waits tau for each one admitted in front of it: 7.5 tau = 3.7 s in the median "
-    "where all 16 are admitted at once, reported are 8 tau. Ours come 5 ms apart, as the fitted 13 of 16 asks, and some "
-    "find nobody in front; how theirs came, and how long they were, was not given",
+    "where all 16 are admitted at once, reported are 8 tau. Ours come 5 ms apart, as the fitted 13 of 16 asks, and "
+    "some find nobody in front; how theirs came, and how long they were, was not given",
 )
 
 # --- P21 -------------------------------------------------------------------------------------------------------
