@@ -25,7 +25,7 @@ from ppsim.core.scheduler import Scheduler
 from ppsim.recording import Recording
 from ppsim.world import SimulationResult
 from ppsim.world.setting import Setting
-from tests.worlds.making import UNIT, run, tokens_of
+from tests.worlds.making import UNIT, launches, run, tokens_of
 from tests.worlds.pd_making import PAIR, at, ends
 
 SHAPES = [(pp_size, depth) for pp_size in (2, 4) for depth in (0, 1, 2)]
@@ -109,6 +109,7 @@ TIGHT = {
     "scheduler.schedule_conservativeness": 0.1,
     "disaggregation.num_reserved_decode_tokens": 2,
     "observations.max_delay": 2,
+    "run.invariants": True,
     "workload.requests": [
         {"rid": "A", "prompt": 8, "output": 11, "ignore_eos": True},
         {"rid": "B", "prompt": 8, "output": 9, "ignore_eos": True},
@@ -197,6 +198,7 @@ def test_an_abort_in_every_situation_of_a_role(role: str, pp_size: int, depth: i
         abort = {"rid": rid, "at_iteration": iteration}
         result, _, found = spied({**shape, "workload.aborts": [abort]}, TIGHT)
         assert found == [(role, rid, iteration, what)]
+        assert max(launches(result.recording).get(rid, [-1])) < iteration
         check_aborted(clean, result, rid, as_noted(what))
 
 
@@ -286,6 +288,7 @@ TWO_SIDES = {
     "disaggregation.kv_latency_us": 400.0,
     "host.schedule_us": 100.0,
     "observations.max_delay": 2,
+    "run.invariants": True,
     "workload.requests": [
         at(0, 8, 17, "A"),
         at(0, 7, 8, "B"),
