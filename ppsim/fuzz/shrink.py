@@ -57,11 +57,18 @@ DEFAULTS: tuple[tuple[str, str, Any], ...] = (
     ("scheduler", "schedule_conservativeness", 1.0),
     ("disaggregation", "bootstrap", "store"),
     ("disaggregation", "store_lag_us", 0.0),
+    ("disaggregation", "decode_pp_async_batch_depth", 0),
+    ("disaggregation", "control_latency_us", 0.0),
+    ("disaggregation", "kv_bandwidth_gb_per_s", 0.0),
+    ("disaggregation", "kv_latency_us", 0.0),
+    ("disaggregation", "bootstrap_timeout_ms", 0.0),
+    ("disaggregation", "receive_timeout_ms", 0.0),
     ("chance", "max_arrival_delay", 0),
     ("chance", "max_abort_delay", 0),
     ("chance", "max_clock_skew_ms", 0),
     ("chance", "pause_iterations", 0),
     ("chance", "max_lost_pages", 0),
+    ("chance", "max_failed_allocations", 0),
     ("chance", "stops", False),
     ("hicache", "write_policy", "write_through"),
     ("hicache", "storage", False),
@@ -238,12 +245,15 @@ def fewer_ranks(e: Experiment) -> Iterator[Experiment]:
         yield edited(e, lambda raw: resize(raw, cluster["pp_size"], 1))
     for depth in range(cluster.get("pp_async_batch_depth", 0)):
         yield edited(e, lambda raw, d=depth: raw["cluster"].__setitem__("pp_async_batch_depth", d))  # type: ignore[misc]
+    if e.raw.get("disaggregation", {}).get("decode_pp_size", 1) > 1:
+        yield edited(e, lambda raw: raw["disaggregation"].__setitem__("decode_pp_size", 1))
 
 
 def resize(raw: dict[str, Any], pp_size: int, replicas: int) -> None:
     before = raw["cluster"]["pp_size"] * raw["cluster"].get("tp_replicas", 1)
     after = pp_size * replicas
     raw["cluster"].update(pp_size=pp_size, tp_size=replicas, tp_replicas=replicas)
+    num_decode = resize_decode_side(raw, pp_size, replicas)
     pool = raw["scheduler"].get("max_total_tokens")
     if isinstance(pool, list):
         raw["scheduler"]["max_total_tokens"] = pool[:pp_size]
@@ -251,14 +261,28 @@ def resize(raw: dict[str, Any], pp_size: int, replicas: int) -> None:
         # Keep the first and the last rank: the bug is most often between the two ends.
         entry["at"] = [*entry["at"][: after - 1], entry["at"][before - 1]] if after > 1 else entry["at"][:1]
     faults, tiers = raw.get("faults", {}), raw.get("hicache", {})
-    if faults.get("clock_skew_ms"):
-        faults["clock_skew_ms"] = faults["clock_skew_ms"][:after]
+    if faults.get("clock_skew_ms"):  # of two pipelines the decode side's come last
+        skews = faults["clock_skew_ms"]
+        faults["clock_skew_ms"] = skews[:after] + skews[len(skews) - num_decode :]
     for pause in faults.get("pauses", ()):
         pause["rank"] = min(pause["rank"], after - 1)
     if isinstance(tiers.get("host_tokens"), list):
         tiers["host_tokens"] = tiers["host_tokens"][:pp_size]
     for hit in tiers.get("storage_hits", ()):
         hit["tokens"] = [*hit["tokens"][: after - 1], hit["tokens"][-1]] if after > 1 else hit["tokens"][:1]
+
+
+def resize_decode_side(raw: dict[str, Any], pp_size: int, replicas: int) -> int:
+    """The number of its ranks: a second pipeline has as many stages as the first, or one; 0 if there is none."""
+    sides = raw.get("disaggregation", {})
+    if sides.get("role") != "pd":
+        return 0
+    if sides.get("decode_pp_size", pp_size) > 1:
+        sides["decode_pp_size"] = pp_size
+    raw.setdefault("model", {}).update(num_attention_heads=replicas, num_key_value_heads=replicas)
+    for fault in sides.get("kv_faults", ()):
+        fault["rank"] = min(fault["rank"], pp_size * replicas - 1)
+    return int(sides.get("decode_pp_size", pp_size)) * replicas
 
 
 def default_features(e: Experiment) -> Iterator[Experiment]:
@@ -280,16 +304,17 @@ def smaller_numbers(e: Experiment) -> Iterator[Experiment]:
                 yield edited(e, lambda raw, p=path, v=smaller: assign(raw, p, v))  # type: ignore[misc]
 
 
-def numbers(raw: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], int, int]]:
+def numbers(raw: dict[str, Any]) -> Iterator[tuple[tuple[Any, ...], Any, int]]:
     """(path, value, smallest value) of everything that can be made smaller."""
     for i, request in enumerate(raw["workload"].get("requests", ())):
-        for key, least in (("output", 1), ("prompt", 1), ("at_iteration", 0), ("stop_after", 1)):
+        for key, least in (("output", 1), ("prompt", 1), ("at_iteration", 0), ("at_ms", 0), ("stop_after", 1)):
             if key in request:
                 yield ("workload", "requests", i, key), request[key], least
     for key in ("aborts", "flushes"):
         for i, entry in enumerate(raw["workload"].get(key, ())):
-            if "at_iteration" in entry:
-                yield ("workload", key, i, "at_iteration"), entry["at_iteration"], 0
+            for when in ("at_iteration", "at_ms"):
+                if when in entry:
+                    yield ("workload", key, i, when), entry[when], 0
     for i, entry in enumerate(raw.get("observations", {}).get("listed", ())):
         for k, at in enumerate(entry["at"]):
             yield ("observations", "listed", i, "at", k), at, 0
@@ -349,6 +374,7 @@ PASSES: tuple[Candidate, ...] = (
     without_items("workload", "flushes"),
     without_items("observations", "listed"),
     without_items("faults", "pauses"),
+    without_items("disaggregation", "kv_faults"),
     without_items("hicache", "storage_hits"),
     without_sections,
     fewer_ranks,
