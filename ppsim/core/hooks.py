@@ -38,6 +38,7 @@ class Hooks:
         # The rank's own clock, for policies that look at one although they should not. In simulation it is virtual
         # and as wrong as the scenario says, so what comes of it is found, shrunk and replayed like anything else.
         self.wall_clock_ns: Callable[[], int] = no_clock
+        self.failing_allocations: dict[str, int] = {}  # by request: how often the world refuses it memory
 
     def plan(self, steps: Plan) -> Plan:
         """The phases of an iteration; a plug-in may reorder, drop or replace them."""
@@ -100,6 +101,13 @@ class Hooks:
     def context_to_fit(self, new_tokens: int, chunk_budget: int | None) -> int:
         """Prompt tokens that must fit before a request is admitted: all of it, not its next chunk (bugs.md B90)."""
         return new_tokens
+
+    def allocation_fails(self, request: Request) -> bool:
+        """Whether memory that admission counted on is refused after all. World: it says so on all ranks alike."""
+        left = self.failing_allocations.get(request.rid, 0)
+        if left:
+            self.failing_allocations[request.rid] = left - 1
+        return left > 0
 
     def frees_retracted(self, request: Request) -> bool:
         """Whether a retracted request gives its KV back (bugs.md B48)."""

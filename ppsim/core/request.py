@@ -89,7 +89,6 @@ TABLE: dict[tuple[State, Event], State] = {
     (State.PREALLOC, Event.ABORT): State.ABORTED,
     (State.PREALLOC, Event.FAIL): State.ABORTED,
     (State.TRANSFER, Event.TRANSFERRED): State.WAITING,
-    (State.TRANSFER, Event.FINISH): State.FINISHED,
     (State.TRANSFER, Event.ABORT): State.ABORTED,
     (State.TRANSFER, Event.FAIL): State.ABORTED,
     (State.WAITING, Event.JOIN): State.DECODE,

@@ -167,7 +167,7 @@ class Scheduler(Intake):
         put_back: list[Request] = []
         for item in adder.admitted:
             request = item.request
-            if not self.kv.can_grow(request, item.new_tokens):
+            if not self.kv.can_grow(request, item.new_tokens) or self.hooks.allocation_fails(request):
                 self.note("put back")
                 put_back.append(request)  # defined end instead of a crash: it waits again, first in line
                 continue
@@ -179,7 +179,9 @@ class Scheduler(Intake):
                 if request.inflight_middle_chunks > 2:
                     self.note("third chunk")
             rows.append(Row(request, prefix_len, item.new_tokens, item.is_last_chunk, False))
-        self._put_back(put_back)
+        if put_back:
+            self._put_back(put_back)
+            slot.batch_is_full = False  # it was full with those who are not in it now
         if not rows:
             return None
         mode = Mode.EXTEND

@@ -9,7 +9,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from ppsim.errors import UsageError
@@ -57,11 +60,18 @@ def ray_rounds(
 
     ray = connect(address)
     started = time.monotonic()
+    source = Path(order.plugin).read_bytes() if order.plugin else b""
 
     @ray.remote(max_retries=2)  # type: ignore[untyped-decorator]
     def remote_round(number: int, size: int, seconds: float | None) -> RoundResult:
-        # A worker has its own monotonic clock: what travels is the time that is left.
-        return run_round(order, number, size, None if seconds is None else time.monotonic() + seconds)
+        # A worker has a clock and files of its own: what travels is the time that is left, and the plug-in's text.
+        deadline = None if seconds is None else time.monotonic() + seconds
+        if not order.plugin:
+            return run_round(order, number, size, deadline)
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / Path(order.plugin).name
+            path.write_bytes(source)
+            return run_round(replace(order, plugin=str(path)), number, size, deadline)
 
     def left() -> float | None:
         return None if budget_left_s is None else max(0.0, budget_left_s - (time.monotonic() - started))

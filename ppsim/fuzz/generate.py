@@ -273,6 +273,7 @@ CHANCE: dict[str, tuple[str, tuple[int, ...]]] = {
     "skew": ("max_clock_skew_ms", (2, 20)),
     "stalls": ("pause_iterations", (5, 30)),
     "lost_memory": ("max_lost_pages", (1, 8)),
+    "refused_memory": ("max_failed_allocations", (1, 3)),
 }
 """Feature -> (key of ``scenario.chance``, bounds to draw from)."""
 

@@ -44,6 +44,7 @@ BASE = (
     "late_arrivals",
     "stalls",
     "lost_memory",
+    "refused_memory",
     "sampled_stops",
 )
 POLICY = (

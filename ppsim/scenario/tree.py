@@ -335,7 +335,8 @@ class Chance(Section):
     max_clock_skew_ms: NonNegative = 0  # of each rank's clock, either way
     pause_iterations: NonNegative = 0  # each rank may stop once, at the start of one of its first so many iterations
     pause_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # for how long
-    max_lost_pages: NonNegative = 0  # of each rank's KV pool: that part of its allocation fails
+    max_lost_pages: NonNegative = 0  # of each rank's KV pool: that part of its allocation fails at the start
+    max_failed_allocations: NonNegative = 0  # of each request, after it was admitted; on all ranks alike
     stops: bool = False  # any sampled token may be the stop token of a request that does not ignore one
 
 

@@ -11,7 +11,8 @@ way, by its own bound, asks the same object:
     stop token among the sampled    decided              chance.stops (which of its tokens, if any)
     clock of a rank                 clock_skew_ms        chance.max_clock_skew_ms
     pause of a rank                 pauses               chance.pause_iterations, chance.pause_ms
-    part of an allocation fails     allocated            chance.max_lost_pages
+    part of a pool's allocation     allocated            chance.max_lost_pages
+    allocation after admission      failing              chance.max_failed_allocations
     local fact is seen late         workload/facts.py    observations.max_delay
     message on a link               network.py           links.jitter_us
     forward pass of a stage         driver.py            host.stage_jitter_percent
@@ -71,6 +72,17 @@ def later(item: Arrival | Control, late: int) -> tuple[int | None, int | None]:
 def below(choices: Choices, stream: str, most: int) -> int:
     """A choice from 0 to ``most``; where nothing is left open nothing is asked."""
     return choices.below(stream, most + 1) if most else 0
+
+
+def failing(workload: Workload, chance: Chance, choices: Choices) -> dict[str, int]:
+    """By request: how often it gets no memory although admission has counted on it. The same on all ranks."""
+    if not chance.max_failed_allocations:
+        return {}
+    times = {
+        arrival.request.rid: below(choices, f"memory {arrival.request.rid}", chance.max_failed_allocations)
+        for arrival in workload.arrivals
+    }
+    return {rid: n for rid, n in times.items() if n}
 
 
 # --- of one rank ---------------------------------------------------------------------------------------------------

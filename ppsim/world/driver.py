@@ -54,7 +54,7 @@ class SimulatedRank:
         self.streams = Streams(self.rank_id, setting.scenario.cluster.comm_overlap)
         self.local_capacity = allocated(setting, self.rank_id, local_capacity)
         self.skew_ms = clock_skew_ms(setting, self.rank_id)
-        rank.hooks.wall_clock_ns = self.wall_clock_ns
+        rank.hooks.wall_clock_ns, rank.hooks.failing_allocations = self.wall_clock_ns, dict(setting.failing)
         self.tiers = Tiers(self) if setting.scenario.hicache.enabled else None
         self.effect: fx.Effect | None = None
         self.waits_for: int | None = None  # peer of a blocked effect

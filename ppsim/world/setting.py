@@ -33,6 +33,7 @@ class Setting:
     recording: Recording
     watch: Watch
     facts: Facts
+    failing: dict[str, int] = field(default_factory=dict)  # allocations that fail after admission, by request
     scripted: frozenset[str] = frozenset()  # requests that name an iteration: they arrive when they are read
     audit: Audit | None = None  # every invariant, where asked for (run.invariants)
     marks: Marks | None = None  # disaggregation: instants that cut the time to the first token

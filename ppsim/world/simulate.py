@@ -23,7 +23,7 @@ from ppsim.scenario.warn import start_warnings, without_effect
 from ppsim.workload import Workload, build_workload
 from ppsim.workload.facts import Facts
 from ppsim.world.audit import Audit
-from ppsim.world.chance import decided
+from ppsim.world.chance import decided, failing
 from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
@@ -139,6 +139,7 @@ def prepare(
         audit=Audit(cluster.pp_size * cluster.tp_replicas) if scenario.run.invariants else None,
         facts=Facts(scenario.observations, choices),
         marks=None if scenario.disaggregation.role == "plain" else Marks(cluster.pp_size * cluster.tp_replicas),
+        failing=failing(workload, scenario.chance, choices),
         store_lag_ns=round(scenario.disaggregation.store_lag_us * 1000),
         scripted=frozenset(a.request.rid for a in workload.arrivals if a.at_ns is None),
     )

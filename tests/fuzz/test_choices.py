@@ -45,6 +45,7 @@ OPEN: dict[str, Any] = {
     "chance.pause_iterations": 9,
     "chance.pause_ms": 5.0,
     "chance.max_lost_pages": 12,
+    "chance.max_failed_allocations": 2,
     "chance.stops": True,
 }
 PLAIN = {**OPEN, "disaggregation.role": "plain"}  # where sampled tokens count
@@ -56,7 +57,8 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "stage jitter": ("stage jitter 1", OPEN),
     "clock skew": ("skew 0", OPEN),
     "rank pause": ("pause 1", OPEN),
-    "allocation failure": ("allocation 1", OPEN),
+    "allocation failure at the start": ("allocation 1", OPEN),
+    "allocation failure after admission": ("memory R1", OPEN),
     "stop token among the sampled": ("stop R1", PLAIN),
 }
 """Each thing that is left open, the beginning of the stream by which it is asked, and a scenario in which it counts."""

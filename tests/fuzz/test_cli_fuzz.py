@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
+import signal
 import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -130,6 +134,21 @@ def test_the_report_of_a_failure_ends_in_commands_that_work() -> None:
     keep, target = words["keep"].removeprefix("keep    ppsim ").split(" > ")
     assert target.startswith("tests/regressions/test_")
     assert "def test_" in ppsim(keep).stdout
+
+
+def test_the_digest_does_not_depend_on_the_process(folder: Path) -> None:
+    """Other string hashes, another folder, nothing imported before: as on another machine."""
+    digests = set()
+    for hash_seed in ("1", "2"):
+        (folder / hash_seed).mkdir()
+        command = [sys.executable, "-m", "ppsim.cli.entry", *["fuzz", "--examples", "12", "--seed", "6", "--json"]]
+        environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+        ended = subprocess.run(
+            command, capture_output=True, text=True, cwd=folder / hash_seed, env=environment, check=True
+        )
+        digests.add(json.loads(ended.stdout)["digest"])
+    digests.add(json.loads(ppsim("fuzz --examples 12 --seed 6 --json").stdout)["digest"])
+    assert len(digests) == 1
 
 
 # --- bad input -------------------------------------------------------------------------------------------------------
@@ -263,10 +282,6 @@ def test_a_reproduction_of_another_version_says_which_and_is_run_anyway(folder: 
 
 
 def test_ctrl_c_ends_a_campaign_without_a_traceback(folder: Path) -> None:
-    import signal
-    import sys
-    import time
-
     command = [sys.executable, "-m", "ppsim.cli.entry", "fuzz", "--budget", "60", "--jobs", "2", "--out", "here"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
         while not (folder / "here").exists() and process.poll() is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -41,3 +42,15 @@ def test_a_failing_example_comes_back_as_a_reproduction(cluster: str) -> None:
     assert [f.repro.signature.invariant for f in result.findings] == ["INV-59"]
     repro = result.findings[0].repro
     assert repro.again(repro.run())
+
+
+def test_a_plugin_travels_with_the_campaign(cluster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers of a cluster do not have the folder in which the campaign was started."""
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text(
+        "from ppsim.core.hooks import Hooks\n\n\nclass Policy(Hooks):\n"
+        "    def eviction_key(self, node):\n        return -node.last_access if self.pp_rank else node.last_access\n"
+    )
+    result = run_campaign(Order("plain", 0, 60, plugin="mine.py"), ray_address=cluster, shrink=False)
+    assert [f.repro.signature.invariant for f in result.findings] == ["INV-26"]
+    assert result.findings[0].repro.plugin == "mine.py"

@@ -25,7 +25,7 @@ decode     finish>finished abort>aborted
 bootstrap  bootstrapped>waiting abort>aborted fail>aborted
 inflight   finish>finished abort>aborted fail>aborted
 prealloc   allocated>transfer abort>aborted fail>aborted
-transfer   transferred>waiting finish>finished abort>aborted fail>aborted
+transfer   transferred>waiting abort>aborted fail>aborted
 retracted  resume>waiting abort>aborted
 finished
 aborted
