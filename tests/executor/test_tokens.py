@@ -113,14 +113,13 @@ def test_a_replay_of_recorded_inputs_makes_the_same_records() -> None:
 def test_arrivals_by_wall_time_are_read_when_they_are_due() -> None:
     timed = [
         {"rid": "now", "at_ms": 0.0, "prompt": 20, "output": 3},
-        {"rid": "later", "at_ms": 400.0, "prompt": 9, "output": 3},
+        {"rid": "later", "at_ms": 3000.0, "prompt": 9, "output": 3},
     ]
     scenario = small_scenario(workload={"source": "requests", "requests": timed})
     real = execute(scenario, start_method="forkserver")
     assert real.verdict.kind == "pass", real.verdict.message
     read_ns = {i.inputs[0].rid: i.time_ns for i in real.recording.ingestions if i.inputs[0].kind == "new"}
-    assert 0 <= read_ns["now"] < read_ns["later"] - 300_000_000
-    assert read_ns["later"] >= 400_000_000
+    assert 0 <= read_ns["now"] < 3_000_000_000 <= read_ns["later"]
     ended_ns = {r.rid: r.time_ns for r in real.recording.replies if r.status == "finished"}
-    assert ended_ns["now"] < 400_000_000  # the rank slept, and was idle by then
+    assert ended_ns["now"] < 3_000_000_000  # the rank slept, and was idle by then, also on a busy machine
     assert_parity(scenario, real)
