@@ -21,6 +21,7 @@ from ppsim.cli import (
     fit,
     fuzz,
     import_,
+    layers,
     listing,
     paper,
     plot,
@@ -60,6 +61,7 @@ app.command("fit")(fit.fit)
 app.command("volumes")(volumes.volumes)
 app.command("paper")(paper.paper)
 app.command("questions")(questions.questions)
+app.command("layers")(layers.layers)
 app.command("chunks")(chunks.chunks)
 app.command("tune")(tune.tune)
 app.command("compare")(compare.compare)

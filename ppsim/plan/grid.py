@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import lcm
 
-from ppsim.cost.partition import even_partition, partition_by_cost
-from ppsim.cost.roofline import RooflineCost
+from ppsim.cost.layer_report import partition_by_time
+from ppsim.cost.partition import even_partition
 from ppsim.cost.sglang_chunks import ALIGN_TOKENS
 from ppsim.plan.candidate import Split
 from ppsim.plan.feasible import roomiest
@@ -70,9 +70,5 @@ def by_time(s: Scenario, split: Split, longest_prompt: int) -> tuple[int, ...] |
     """The layers whose slowest stage is fastest, for a middle chunk of the prompt; None where all cost alike."""
     if s.cost.source != "roofline":
         return None
-    shape = model_shape(s)
     rates = roofline_cost(s).rates
-    single = RooflineCost(shape, table_gpu(s), split.tp_size, (1,) * shape.num_layers, rates)
-    chunk = max(1, longest_prompt // 16)
-    work = [(longest_prompt // 2, chunk, False)]
-    return partition_by_cost([float(single.batch_ns(i, 0, work)) for i in range(shape.num_layers)], split.pp_size)
+    return partition_by_time(model_shape(s), table_gpu(s), split.tp_size, rates, split.pp_size, longest_prompt)

@@ -1,0 +1,145 @@
+"""Ways to cut the layers of a model into stages, side by side: what ``ppsim layers`` prints.
+
+    even     as many layers each, the remainder one each to the last stages (SGLang's default)
+    time     the slowest stage is as fast as can be, for a middle chunk of the prompt; embedding and head counted
+    memory   the stage that holds fewest tokens of cache holds as many as can be
+    given    by hand
+
+Each is judged by both: the tokens that the pipeline holds and which stage limits them, and the time to the first token
+of a prompt in fixed chunks, in SGLang's own loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+
+from ppsim.cost.config_json import load_model
+from ppsim.cost.gpu import Gpu, load_gpu
+from ppsim.cost.memory import GB, Capacity, best_partition, model_capacity
+from ppsim.cost.model import ModelShape
+from ppsim.cost.partition import check_partition, even_partition, parse_partition, partition_by_cost
+from ppsim.cost.plan import fixed
+from ppsim.cost.roofline import Rates, RooflineCost
+from ppsim.cost.slot_loop import slot_loop
+from ppsim.errors import ScenarioError
+
+ASSUMED_EFFICIENCY = 0.57
+NS_PER_S = 1e9
+MIDDLE = 16  # the chunk that stands for a prompt is a sixteenth of it, in its middle
+
+
+@dataclass(frozen=True, slots=True)
+class LayerQuestion:
+    """A model, a GPU, and how many stages. ``partition`` by hand is one more row."""
+
+    model: str
+    gpu: str = "h20"
+    pp_size: int = 4
+    tp_size: int = 8
+    partition: str = ""
+    prompt: int = 131072
+    chunk: int = 4096
+    mem_fraction: float = 0.85
+    efficiency: float | None = None
+    tp_gb_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in (("pp_size", 1), ("tp_size", 1), ("prompt", 1), ("chunk", 1)):
+            if getattr(self, name) < least:
+                raise ScenarioError(f"layers.{name}", f"must be at least {least}, got {getattr(self, name)}")
+        if not 0.0 < self.mem_fraction <= 1.0:
+            raise ScenarioError("gpu.mem_fraction_static", f"must be in (0, 1], got {self.mem_fraction:g}")
+
+    def rates(self) -> Rates:
+        gpu = load_gpu(self.gpu)
+        given = self.efficiency if self.efficiency is not None else gpu.efficiency
+        return Rates(efficiency=ASSUMED_EFFICIENCY if given is None else given, tp_gb_per_s=self.tp_gb_per_s)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRow:
+    """One way. ``why_not`` says which stage lacks how much for one prompt; empty if it fits."""
+
+    how: str
+    layers: tuple[int, ...]
+    capacity: Capacity
+    chunk_s: tuple[float, ...]  # of each stage, for the middle chunk
+    ttft_s: float
+    why_not: str
+
+    def to_dict(self) -> dict[str, object]:
+        """A row of ``ppsim layers --json``."""
+        stages = [
+            {
+                "stage": s.stage,
+                "num_layers": s.num_layers,
+                "weights_gb": s.weight_bytes / GB,
+                "free_gb": s.free_bytes / GB,
+                "num_tokens": s.num_tokens,
+                "chunk_s": chunk_s,
+            }
+            for s, chunk_s in zip(self.capacity.stages, self.chunk_s)
+        ]
+        return {
+            "how": self.how,
+            "layers": list(self.layers),
+            "num_tokens": self.capacity.num_tokens,
+            "limiting_stage": self.capacity.limiting.stage,
+            "ttft_s": self.ttft_s,
+            "why_not": self.why_not or None,
+            "stages": stages,
+        }
+
+
+def layer_report(q: LayerQuestion) -> list[LayerRow]:
+    """All ways. Raises ScenarioError for what cannot be."""
+    shape, gpu = load_model(q.model), load_gpu(q.gpu)
+    if q.pp_size > shape.num_layers:
+        raise ScenarioError("cluster.pp_size", f"{q.pp_size} stages cannot be cut from {shape.num_layers} layers")
+    ways = {"even": even_partition(shape.num_layers, q.pp_size)}
+    ways["time"] = partition_by_time(shape, gpu, q.tp_size, q.rates(), q.pp_size, q.prompt)
+    with suppress(ScenarioError):  # no way fits: the rows of the others say which stage lacks how much
+        ways["memory"] = best_partition(shape, gpu, q.pp_size, q.tp_size, q.mem_fraction)
+    if q.partition:
+        given = parse_partition(q.partition)
+        check_partition(given, shape.num_layers, q.pp_size)
+        ways["given"] = given
+    return [row_of(how, layers, q, shape, gpu) for how, layers in ways.items()]
+
+
+def row_of(how: str, layers: tuple[int, ...], q: LayerQuestion, shape: ModelShape, gpu: Gpu) -> LayerRow:
+    """One way, judged."""
+    capacity = model_capacity(shape, gpu, layers, q.tp_size, q.mem_fraction)
+    cost = RooflineCost(shape, gpu, q.tp_size, layers, q.rates())
+    middle = middle_chunk(q.prompt)
+    why_not = ""
+    try:
+        capacity.require(q.prompt + 1)
+    except ScenarioError as error:
+        why_not = error.problem
+    pieces, stages = fixed(q.prompt, q.chunk).pieces, range(q.pp_size)
+    times = [[cost.batch_ns(k, 0, [(prefix, size, False)]) for k in stages] for prefix, size in pieces]
+    return LayerRow(
+        how,
+        layers,
+        capacity,
+        tuple(cost.batch_ns(k, 0, [middle]) / NS_PER_S for k in stages),
+        float(slot_loop(times)[-1]) / NS_PER_S,
+        why_not,
+    )
+
+
+def middle_chunk(prompt: int) -> tuple[int, int, bool]:
+    """(prefix, new tokens, not cached) of the chunk that stands for a prompt."""
+    return prompt // 2, max(1, prompt // MIDDLE), False
+
+
+def partition_by_time(
+    shape: ModelShape, gpu: Gpu, tp_size: int, rates: Rates, pp_size: int, prompt: int
+) -> tuple[int, ...]:
+    """The layers whose slowest stage is fastest, for a middle chunk of a prompt."""
+    single = RooflineCost(shape, gpu, tp_size, (1,) * shape.num_layers, rates)
+    work: Sequence[tuple[int, int, bool]] = [middle_chunk(prompt)]
+    return partition_by_cost([float(single.batch_ns(i, 0, work)) for i in range(shape.num_layers)], pp_size)
