@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import log
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ppsim.errors import UsageError
 from ppsim.report.gantt import stable_metadata
@@ -17,6 +18,10 @@ from ppsim.report.gantt import stable_metadata
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+Box: TypeAlias = tuple[float, float]
+"""Left and lower edge of a mark's words, in fractions of the panel; all are of one size."""
+
+WIDTH, HEIGHT, MARGIN = 0.12, 0.075, 0.015
 COLOURS = {"pp": "#1f6f8b", "tp": "#d1495b", "cp": "#7a9e3b"}
 
 
@@ -86,8 +91,10 @@ def draw_panel(axes: Axes, panel: Picture) -> None:
         axes.axvline(gb_per_s, color="#b9b4a7", lw=0.8, zorder=0)
     low, high = panel.curves[0].gb_per_s[0], panel.curves[0].gb_per_s[-1]
     shown = sorted((m for m in panel.marks if low <= m.gb_per_s <= high), key=lambda m: -m.gb_per_s)
-    for i, mark in enumerate(shown):
-        draw_mark(axes, mark, below=24 + 34 * i)
+    taken: list[Box] = []
+    for mark in shown:
+        taken.append(free_box(panel, mark, taken))
+        draw_mark(axes, mark, taken[-1], panel)
     axes.set_xscale("log")
     axes.set_xlim(low, high)
     axes.set_ylim(0.0, panel.gpu_multiple * 1.05)
@@ -106,17 +113,56 @@ def draw_panel(axes: Axes, panel: Picture) -> None:
     right.spines[["top", "left"]].set_visible(False)
 
 
-def draw_mark(axes: Axes, mark: Mark, below: float) -> None:
-    """A point, and its words below on the right, where rising curves leave room; lower for each mark further left."""
+def free_box(panel: Picture, mark: Mark, taken: Sequence[Box]) -> Box:
+    """Where the words of a mark cover neither a curve nor other words: the nearest such place, below or above."""
+    x, y = fraction(panel, mark.gb_per_s), mark.speedup / (panel.gpu_multiple * 1.05)
+    places = [(x + dx, y + dy) for dy in (-0.14, -0.24, -0.34, -0.44, -0.54, -0.64, 0.05) for dx in (0.02, -0.16)]
+    boxes = [(left, bottom) for left, bottom in places if 0.0 <= left <= 1.0 - WIDTH and 0.02 <= bottom <= 1.0 - HEIGHT]
+    free = (box for box in boxes if not covers_curve(panel, box) and not any(overlap(box, other) for other in taken))
+    return next(free, (min(x + 0.02, 1.0 - WIDTH), max(y - 0.14, 0.02)))
+
+
+def fraction(panel: Picture, gb_per_s: float) -> float:
+    """Place on the logarithmic axis, 0 to 1."""
+    low, high = panel.curves[0].gb_per_s[0], panel.curves[0].gb_per_s[-1]
+    return log(gb_per_s / low) / log(high / low)
+
+
+def covers_curve(panel: Picture, box: Box) -> bool:
+    """Whether a box, with a margin, has a point of a curve in it."""
+    left, bottom = box
+    for curve in panel.curves:
+        xs = [fraction(panel, b) for b in curve.gb_per_s]
+        for x in (left + WIDTH * i / 8 for i in range(-1, 10)):
+            i = max(1, next((k for k, at in enumerate(xs) if at >= x), len(xs) - 1))
+            share = (x - xs[i - 1]) / (xs[i] - xs[i - 1])
+            speedup = curve.speedups[i - 1] + share * (curve.speedups[i] - curve.speedups[i - 1])
+            y = speedup / (panel.gpu_multiple * 1.05)
+            if bottom - MARGIN <= y <= bottom + HEIGHT + MARGIN:
+                return True
+    return False
+
+
+def overlap(a: Box, b: Box) -> bool:
+    return abs(a[0] - b[0]) < WIDTH and abs(a[1] - b[1]) < HEIGHT
+
+
+def draw_mark(axes: Axes, mark: Mark, box: Box, panel: Picture) -> None:
+    """A point, its words in their box, and a line between the two."""
     axes.plot([mark.gb_per_s], [mark.speedup], "o", color="black", ms=5, zorder=5)
+    below = box[1] < mark.speedup / (panel.gpu_multiple * 1.05)
     axes.annotate(
         f"{mark.text}\n{mark.gb_per_s:.3g} GB/s",
         (mark.gb_per_s, mark.speedup),
-        xytext=(7, -below),
-        textcoords="offset points",
+        xytext=box,
+        textcoords="axes fraction",
         ha="left",
-        va="top",
+        va="bottom",
         fontsize=8,
-        bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.9},
-        arrowprops={"arrowstyle": "-", "color": "#7f7a6c", "lw": 0.7, "relpos": (0.0, 1.0)},
+        arrowprops={
+            "arrowstyle": "-",
+            "color": "#7f7a6c",
+            "lw": 0.7,
+            "relpos": (0.0 if box[0] > fraction(panel, mark.gb_per_s) else 1.0, 1.0 if below else 0.0),
+        },
     )

@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from ppsim.cli.compare import pictures
 from ppsim.cli.entry import app
 from ppsim.errors import ScenarioError, UsageError
 from ppsim.plan.compare import Comparison, Question, compare, crossing
+from ppsim.report.crossover import covers_curve, free_box, overlap
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP = 80, 8192, 64, 8, 128, 28672  # Llama-3.1-70B
 BF16_FLOPS, LINK, EFFICIENCY = 989e12, 450e9, 0.5  # H100 SXM
@@ -218,3 +220,14 @@ def test_a_picture_that_cannot_be_written_is_one_message(tmp_path: Path) -> None
         assert result.exit_code == 2
         assert result.stderr.startswith("ppsim: ")
         assert "Traceback" not in result.stderr
+
+
+def test_the_words_of_a_crossing_cover_no_curve_and_no_other_words(llama: Comparison) -> None:
+    for panel in pictures(llama):
+        taken: list[tuple[float, float]] = []
+        for mark in (m for m in panel.marks if m.gb_per_s <= panel.curves[0].gb_per_s[-1]):
+            box = free_box(panel, mark, taken)
+            assert not covers_curve(panel, box)
+            assert not any(overlap(box, other) for other in taken)
+            taken.append(box)
+        assert taken
