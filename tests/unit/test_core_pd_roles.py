@@ -1,0 +1,140 @@
+"""Who gets memory on a decode server and a buffer on a prefill server, by hand from protocol.md 6.5 and 6.6.
+
+    need         max(prompt + reserve, prompt + expected output - retractable); alone on the server: prompt + a page
+    allocatable  free - max(reserve x requests that hold memory here, largest expected output - retractable)
+
+``retractable`` are the tokens of the visited slot's running requests. The first misfit stops the scan, and while a
+retracted request waits nobody gets anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ppsim.core.agreed import Agreed
+from ppsim.core.config import RankConfig
+from ppsim.core.messages import AbortReq, NewRequest
+from ppsim.core.pd_decode import DecodeRole
+from ppsim.core.pd_prefill import PrefillRole
+from ppsim.core.rank import build_rank
+from ppsim.core.request import State
+from ppsim.core.scheduler import Scheduler
+from ppsim.core.tokens import pack
+
+NOBODY: Agreed[tuple[str, ...]] = Agreed((), "test")
+RESERVE = 10
+
+
+def named(*rids: str) -> Agreed[tuple[str, ...]]:
+    return Agreed(rids, "test")
+
+
+def server(role: str, num_tokens: int, *rows: tuple[str, int, int], **changes: Any) -> Scheduler:
+    """A rank's scheduler that has read requests of (rid, prompt, output) in iteration 0."""
+    settings = {"num_reserved_decode_tokens": RESERVE, "max_running_requests": 8, "max_micro_batch_size": 8, **changes}
+    rank = build_rank(RankConfig(0, 1, role=role, enable_radix_cache=role == "prefill", **settings))
+    rank.start(Agreed(num_tokens, "test"))
+    rank.scheduler.apply(NewRequest(rid, pack([1] * prompt), output, ignore_eos=True) for rid, prompt, output in rows)
+    return rank.scheduler
+
+
+def decode_role(scheduler: Scheduler) -> DecodeRole:
+    assert isinstance(scheduler.role, DecodeRole)
+    return scheduler.role
+
+
+def give_memory(scheduler: Scheduler, *rids: str, bad: tuple[str, ...] = ()) -> list[str]:
+    """Apply a conclusion on slot 0; who is waiting for its KV now."""
+    decode_role(scheduler).apply_prealloc(named(*rids), named(*bad), scheduler.slots.current(0))
+    return [r.rid for r in decode_role(scheduler).transfer]
+
+
+def into_slot(scheduler: Scheduler, *rids: str) -> None:
+    """Their KV has come with the first token, and the next visit takes them into the slot."""
+    tokens: Agreed[dict[str, int]] = Agreed(dict.fromkeys(rids, 7), "test")
+    decode_role(scheduler).apply_transferred(named(*rids), NOBODY, tokens)
+    scheduler.role.before_schedule(scheduler.slots.current(0))
+
+
+@pytest.mark.parametrize(("prompt", "fits"), [(98, True), (99, True), (100, False)])
+def test_alone_a_request_needs_its_prompt_and_a_page(prompt: int, fits: bool) -> None:
+    scheduler = server("decode", 100, ("A", 10, 1))
+    del scheduler.requests["A"]  # a prompt this long is refused at its arrival; here only the rule is asked
+    request = decode_role(scheduler).prealloc[0]
+    request.spec = NewRequest("A", pack([1] * prompt), 1)
+    scheduler.requests["A"] = request
+    assert (give_memory(scheduler, "A") == ["A"]) is fits
+
+
+@pytest.mark.parametrize(("prompt", "fits"), [(40, True), (41, False)])
+def test_beside_a_request_in_transfer_both_reserves_are_set_aside(prompt: int, fits: bool) -> None:
+    """T holds 40 of 100: 60 - max(10 x 1, 5) = 50 are left, and B needs max(prompt + 10, prompt + 8)."""
+    scheduler = server("decode", 100, ("T", 40, 5), ("B", prompt, 8))
+    assert (give_memory(scheduler, "T", "B") == ["T", "B"]) is fits
+
+
+@pytest.mark.parametrize(("prompt", "fits"), [(20, True), (21, False)])
+def test_a_long_output_of_somebody_here_counts_more_than_the_reserves(prompt: int, fits: bool) -> None:
+    """60 - max(10 x 1, 30) = 30."""
+    scheduler = server("decode", 100, ("T", 40, 30), ("B", prompt, 8))
+    assert (give_memory(scheduler, "T", "B") == ["T", "B"]) is fits
+
+
+@pytest.mark.parametrize(("output", "fits"), [(65, True), (66, False)])
+def test_what_the_visited_slot_could_retract_pays_for_expected_output(output: int, fits: bool) -> None:
+    """R decodes with 40 tokens of KV: 60 - max(10 x 1, 30 - 40) = 50; B needs max(25 + 10, 25 + output - 40)."""
+    scheduler = server("decode", 100, ("R", 40, 30), ("B", 25, 25))
+    assert give_memory(scheduler, "R") == ["R"]
+    into_slot(scheduler, "R")
+    decode_role(scheduler).prealloc[0].spec = NewRequest("B", pack([1] * 25), output)
+    assert (give_memory(scheduler, "B") == ["B"]) is fits
+
+
+def test_the_expected_output_is_clipped() -> None:
+    scheduler = server("decode", 100, ("T", 40, 30), ("B", 40, 30), clip_max_new_tokens=10)
+    assert give_memory(scheduler, "T", "B") == ["T", "B"]
+
+
+def test_the_first_misfit_stops_those_behind_it() -> None:
+    scheduler = server("decode", 100, ("T", 40, 5), ("big", 60, 5), ("small", 4, 5))
+    assert give_memory(scheduler, "T", "big", "small") == ["T"]
+    assert give_memory(scheduler, "small") == ["T", "small"], "only if the conclusion names the big one"
+
+
+def test_without_a_free_row_nobody_gets_memory() -> None:
+    scheduler = server("decode", 1000, ("A", 4, 5), ("B", 4, 5), max_running_requests=1)
+    assert give_memory(scheduler, "A", "B") == ["A"]
+
+
+def test_while_a_retracted_request_waits_nobody_gets_memory_but_failures_end() -> None:
+    scheduler = server("decode", 200, ("R", 40, 30), ("B", 4, 5), ("F", 4, 5))
+    role = decode_role(scheduler)
+    assert give_memory(scheduler, "R") == ["R"]
+    into_slot(scheduler, "R")
+    request = scheduler.slots.current(0).running.pop()
+    scheduler.kv.retract(request)
+    role.retracted(request)
+    assert give_memory(scheduler, "B", bad=("F",)) == []
+    assert [r.rid for r in role.prealloc] == ["B"]
+    assert "F" not in scheduler.requests
+    role.bind_retracted(scheduler.slots.current(0))
+    role.apply_retract(named("R"))
+    assert (request.state, request.kv_len) == (State.WAITING, 40), "prompt and output but for the last token"
+    assert give_memory(scheduler, "B") == ["B"]
+
+
+def test_a_prefill_server_admits_as_many_as_it_has_metadata_buffers() -> None:
+    """Two for each request that may run (protocol.md 6.5); the third handshake waits for the next conclusion."""
+    scheduler = server("prefill", 1000, ("A", 4, 1), ("B", 4, 1), ("C", 4, 1), max_running_requests=1)
+    role = scheduler.role
+    assert isinstance(role, PrefillRole)
+    role.apply_bootstrap(named("A", "B", "C"), NOBODY)
+    assert [r.rid for r in scheduler.waiting] == ["A", "B"]
+    assert [r.rid for r in role.bootstrap] == ["C"]
+    assert role.num_buffers == 0
+    scheduler.apply([AbortReq("A")])
+    assert role.num_buffers == 1
+    role.apply_bootstrap(named("C"), NOBODY)
+    assert [r.rid for r in scheduler.waiting] == ["B", "C"]
