@@ -297,9 +297,10 @@ def default_features(e: Experiment) -> Iterator[Experiment]:
 
 
 def smaller_numbers(e: Experiment) -> Iterator[Experiment]:
-    """Lengths, iterations and delays towards their smallest value: at once, by half, by one."""
+    """Lengths, iterations and delays towards their smallest value: at once, by half, by less and less, by one."""
     for path, value, least in numbers(e.raw):
-        for smaller in dict.fromkeys((least, (value + least) // 2, value - 1)):
+        parts = (value - (value - least) // part for part in (2, 4, 16))
+        for smaller in dict.fromkeys((least, *parts, value - 1)):
             if least <= smaller < value:
                 yield edited(e, lambda raw, p=path, v=smaller: assign(raw, p, v))  # type: ignore[misc]
 
