@@ -260,7 +260,8 @@ class Nap:
             for peer in r.setting.ranks
             for rid in r.rank.scheduler.requests
         ]
-        return [at + lag_ns + 1 for end in ends for at, _ in end.history if at + lag_ns >= r.now]
+        last_look_ns = r.now - self.period_ns  # in the visit before this one, or later
+        return [at + lag_ns + 1 for end in ends for at, _ in end.history if at + lag_ns >= last_look_ns]
 
     def rings(self) -> None:
         """A status of this side has changed."""

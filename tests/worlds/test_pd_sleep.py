@@ -69,3 +69,11 @@ def test_the_watchdog_does_not_take_a_sleeping_rank_for_a_stuck_one() -> None:
     paused = pair({**changes, "faults.pauses": [{"rank": 1, "at_iteration": 6}]})
     assert paused.verdict.kind == "fail"
     assert "prefill side: watchdog: no progress for 20 ms" in paused.verdict.message
+
+
+def test_news_of_the_store_is_not_missed_between_the_last_look_and_the_sleep() -> None:
+    """Whatever the lag, by steps of a quarter of a visit: the prompt is served."""
+    changes = {"host.schedule_us": 20.0, "disaggregation.decode_pp_size": 1, "workload.requests": [at(0, 8, 2, "R1")]}
+    for lag_us in range(100, 300, 5):
+        result = passed_pair({**changes, "disaggregation.store_lag_us": float(lag_us)})
+        assert ends(result.recording)["R1"] == [("finished", "length")], lag_us
