@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from ppsim.world import SimulationResult
+from ppsim.scenario import load_scenario
+from ppsim.world import SimulationResult, simulate
 from tests.worlds.making import UNIT, requests, run
-from tests.worlds.pd_making import PAIR, at, ends
+from tests.worlds.pd_making import ends
 
 VARIANTS = ("agreed", "fresh_poll", "forwards_applied", "released")
 BARE = {"run.check": False, "run.invariants": False, "run.max_iterations": 400}
@@ -70,22 +71,40 @@ def test_a_failure_that_is_not_passed_on_leaves_an_orphan_on_the_later_ranks(var
     assert first.kv.pool.free_tokens - second.kv.pool.free_tokens == 4
 
 
-def test_orphans_fill_the_memory_of_the_later_ranks_until_nothing_moves_any_more() -> None:
-    """Ten transfers fail. The later rank keeps what failed, has no room for what comes, and nobody can go on."""
-    changes = {
-        "workload.requests": [at(0.0, 4, 2, f"F{n}") for n in range(10)] + [at(60.0, 8, 2, "last")],
-        "disaggregation.kv_faults": [{"rid": f"F{n}", "rank": 0, "nth": 1, "what": "failed"} for n in range(10)],
-        "disaggregation.decode_max_total_tokens": 48,
-    }
-    right = outcome("agreed", changes, PAIR)
+def small_server(variant: str, *overrides: str) -> SimulationResult:
+    """scenarios/pd_released_votes.toml: ten transfers fail, then a request comes that should be served."""
+    scenario = load_scenario("pd_released_votes", [f'disaggregation.variant="{variant}"', *overrides])
+    return simulate(scenario)
+
+
+@pytest.mark.parametrize(
+    ("variant", "invariant"), [("fresh_poll", "INV-41"), ("forwards_applied", "INV-42"), ("released", "INV-42")]
+)
+def test_the_shipped_scenario_passes_as_agreed_and_parts_at_the_first_failure_as_released(
+    variant: str, invariant: str
+) -> None:
+    right = small_server("agreed", "run.invariants=true")
     assert right.verdict.kind == "pass", right.verdict.message
     assert ends(right.recording)["last"][0][0] == "finished"
-    wrong = outcome("forwards_applied", changes, PAIR, **BARE)
+    verdict = small_server(variant).verdict
+    assert (verdict.kind, verdict.invariant, verdict.rank, verdict.rid) == ("fail", invariant, 1, "F0")
+
+
+def test_orphans_fill_the_memory_of_the_later_ranks_until_nothing_moves_any_more() -> None:
+    """The later rank keeps what failed, has no room for what comes, and nobody can go on."""
+    wrong = small_server("forwards_applied", "run.check=false")
     assert (wrong.verdict.kind, wrong.verdict.exit_code) == ("fail", 3)
     assert "wait for something that will never happen" in wrong.verdict.message
     first, second = (simulated.rank.scheduler for simulated in wrong.setting.ranks)
     assert "last" in first.requests
     assert sorted(set(second.requests) - set(first.requests)) == [f"F{n}" for n in range(6)]
+
+
+def test_ranks_that_act_on_their_own_view_hang() -> None:
+    """One serves F0, the other does not: its hidden states and votes are never taken (as reported, bugs.md B75)."""
+    verdict = small_server("fresh_poll", "run.check=false").verdict
+    assert (verdict.kind, verdict.exit_code) == ("fail", 3)
+    assert "deadlock: the event queue is empty and 2 of 2 ranks wait for ever" in verdict.message
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
