@@ -16,7 +16,8 @@ What was tried, errors in per cent:
 still within 10 %. The tile is SGLang's own setting for this GPU and the PP1 chunk SGLang's default for it. The last row
 is no candidate, for nothing published supports the 10; it shows that all that is left of DeepSeek's error looks like a
 cost of the prefix which is paid in every chunk. Host time of 20 ms a visit changes the TTFTs of PP4 and PP8 by under
-0.2 %: it hides behind the growing chunks; those of PP1 by 0.7 %. Without the slot window the speed-ups 3.31 and 6.14 would be 3.67 and 7.61.
+0.2 %: it hides behind the growing chunks; those of PP1 by 0.7 %. Without the slot window the speed-ups 3.31 and 6.14
+would be 3.67 and 7.61.
 """
 
 from __future__ import annotations
