@@ -22,13 +22,16 @@ from ppsim.errors import UsageError
 from ppsim.fuzz.experiment import Experiment, MakeHooks, Outcome, Signature, run_experiment
 from ppsim.recording.digest import run_digest
 from ppsim.scenario.load import validate
-from ppsim.scenario.tree import Scenario
+from ppsim.scenario.tree import Chance, Scenario
 from ppsim.world.choices import ExhaustiveChoices
 
 KINDS = ("grammar", "bootstrap", "transfer", "handshake", "receive", "abort")
 
-
 TIMED: dict[str, Callable[[Scenario], bool]] = {
+    "arrivals and aborts by the clock": lambda s: (
+        any(r.at_iteration is None for r in s.workload.requests)
+        or any(a.at_iteration is None for a in s.workload.aborts)
+    ),
     "the consensus store": lambda s: (
         s.disaggregation.role in ("prefill", "pd") and s.disaggregation.bootstrap == "store"
     ),
@@ -82,12 +85,14 @@ class Exploration:
     num_iterations: int = 0  # of the longest execution of the scenario as it is: later aborts find nothing
     findings: list[tuple[Experiment, Outcome]] = field(default_factory=list)
     timed: tuple[str, ...] = ()  # what reads the time
+    leaves_chance: bool = False  # the scenario has a section ``chance``; all of that is as written
     seconds: float = 0.0
 
     def sentence(self) -> str:
         """What exactly was bounded, and what the scenario keeps from being covered."""
         times = f"; {', '.join(self.timed)}: at the times of this scenario only" if self.timed else ""
-        return self.bounds.sentence() + times
+        chance = "; what is left to chance: as written" if self.leaves_chance else ""
+        return self.bounds.sentence() + times + chance
 
 
 def parse_bounds(texts: list[str], *, reduced: bool = True) -> Bounds:
@@ -181,7 +186,8 @@ def explore(
     raw.setdefault("observations", {})["max_delay"] = max(bounds.delays.values(), default=0)
     raw.setdefault("run", {})["invariants"] = True
     scenario = validate(raw)
-    found = Exploration(bounds, timed=tuple(what for what, reads in TIMED.items() if reads(scenario)))
+    timed = tuple(what for what, reads in TIMED.items() if reads(scenario))
+    found = Exploration(bounds, timed=timed, leaves_chance=scenario.chance != Chance())
     seen: list[Signature] = []
     started = time.monotonic()
     for number, variant in enumerate(variants(raw, bounds)):
