@@ -139,7 +139,7 @@ def summed(rows: list[tuple[int, dict[str, Any]]], name: str) -> Measured:
                 int(record["new_tokens"]),
                 int(record["duration_ns"]),
             )
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"{name}:{number}: expected prefix_len, new_tokens, duration_ns, rank: {error}") from None
     num_stages = max((len(found) for found in stages.values()), default=0)
     samples = []

@@ -369,3 +369,13 @@ def test_measurements_come_from_standard_input_too(kind: str) -> None:
     bad = ppsim("fit", "-", stdin="prefix,new_tokens,time_ms\n0,5,-1\n")
     assert bad.exit_code == 2
     assert bad.stderr == "ppsim: standard input:2: field 'time_ms': must be a finite number >= 0, got '-1'\n"
+
+
+@pytest.mark.parametrize("value", ["-5", "NaN", "1e400", "null", "[]", '"x"', "{}"])
+@pytest.mark.parametrize("field", ["duration_ns", "iteration", "rank", "prefix_len", "new_tokens"])
+def test_an_executor_sample_with_an_odd_value_is_one_message(field: str, value: str) -> None:
+    row = {"mode": "extend", "iteration": 0, "rank": 0, "prefix_len": 0, "new_tokens": 5, "duration_ns": 7}
+    Path("a.jsonl").write_text(json.dumps({**row, field: "HERE"}).replace('"HERE"', value) + "\n")
+    result = ppsim("fit", "a.jsonl")
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
