@@ -29,6 +29,7 @@ POINTS_PER_TERM = 2
 MAX_CONDITION = 1e4
 MAX_RELATIVE_RMS = 0.25
 MIN_FLOOR_POINTS = 3
+MAX_TIME_MS = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +95,9 @@ def fit_samples(
             "cost fit terms", f"unknown: {', '.join(unknown) or 'none given'}", f"of {', '.join(TERMS)}"
         )
     wanted = tuple(t for t in TERMS if t in terms)
-    bad = [s for s in samples if not math.isfinite(s.time_ms) or s.time_ms < 0 or s.prefix_len < 0 or s.new_tokens < 1]
+    bad = [s for s in samples if not 0 <= s.time_ms <= MAX_TIME_MS or s.prefix_len < 0 or s.new_tokens < 1]
     if bad:
-        what = f"a measurement is negative or not a number: {bad[0]}"
+        what = f"a measurement is negative, not a number, or takes years: {bad[0]}"
         return _refusal(what, len(samples), wanted)
     needed = POINTS_PER_TERM * len(wanted) + (MIN_FLOOR_POINTS if with_floor else 0)
     distinct = len({(s.prefix_len, s.new_tokens) for s in samples})
@@ -187,7 +188,7 @@ def _judge(
         reason = f"ill-conditioned ({solved.condition:.1e} > {MAX_CONDITION:.0e}): {_same(x, terms)}"
     elif "a" in terms and not a > 0:
         reason = f"a = {a:g} ms/token^2 is not positive: the time does not grow with attention in these samples"
-    elif relative > max_relative_rms:
+    elif not relative <= max_relative_rms:
         reason = (
             f"residuals of {relative:.0%} (at most {max_relative_rms:.0%}): the formula does not describe these samples"
         )
