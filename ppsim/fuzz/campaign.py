@@ -9,11 +9,10 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
-from multiprocessing import active_children
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
@@ -28,6 +27,7 @@ from ppsim.fuzz.probes import hits
 from ppsim.fuzz.profiles import Profile, profile_named
 from ppsim.fuzz.repro import Repro
 from ppsim.fuzz.shrink import Shrinker
+from ppsim.fuzz.workers import in_processes
 from ppsim.planted import hooks_for, load_plugin
 from ppsim.recording import Verdict
 from ppsim.recording.diff import first_difference
@@ -258,25 +258,16 @@ def rounds(order: Order, num_jobs: int, deadline: float | None) -> Iterator[Roun
         for number, size in sizes:
             yield run_round(order, number, size, deadline)
         return
-    others = {child.pid for child in active_children()}
-    pool = ProcessPoolExecutor(num_jobs)
-    try:
-        waiting = [pool.submit(run_round, order, n, size, deadline) for n, size in take(sizes, 2 * num_jobs)]
-        while waiting:
-            result = waiting.pop(0).result()
-            waiting += [pool.submit(run_round, order, n, size, deadline) for n, size in take(sizes, 1)]
-            yield result
-            if result.failing is not None or (deadline is not None and time.monotonic() > deadline):
-                return
-    finally:  # nobody waits for rounds that nobody wants any more
-        pool.shutdown(wait=False, cancel_futures=True)
-        for child in active_children():
-            if child.pid not in others:
-                child.terminate()
+    run = partial(one_round, order, deadline)
+    for result in in_processes(run, sizes, num_jobs):
+        yield result
+        if result.failing is not None or (deadline is not None and time.monotonic() > deadline):
+            return
 
 
-def take(items: Iterator[tuple[int, int]], n: int) -> list[tuple[int, int]]:
-    return [item for _, item in zip(range(n), items)]
+def one_round(order: Order, deadline: float | None, number: int, size: int) -> RoundResult:
+    """``run_round``, for a process that is told the number last."""
+    return run_round(order, number, size, deadline)
 
 
 def finding(order: Order, result: RoundResult, example: int, seconds: float, shrink: bool) -> Finding:
