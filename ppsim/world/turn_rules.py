@@ -9,7 +9,7 @@ The rules look at decisions only and count for themselves: what the scheduler co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ppsim.core.effects import Decision
@@ -29,6 +29,7 @@ class Turns:
     cut_rid: str | None = None  # being cut after the decision before
     passed_rid: str = ""  # waiting first in line
     num_passed: int = 0  # chunks in a row that went before it
+    refusals_left: dict[str, int] = field(default_factory=dict)  # by request: memory that the world still refuses it
 
 
 class TurnRules:
@@ -66,7 +67,8 @@ class TurnRules:
         scheduler, limit = r.rank.scheduler, r.rank.config.max_consecutive_chunks
         first = scheduler.waiting[0] if scheduler.waiting else None
         goes_on = bool(decision.pieces) and decision.pieces[0][0] == turns.cut_rid
-        if first is None or not goes_on or not fits_whole(scheduler, slot, first):
+        had_turn = first is not None and refused_memory(r, turns, first.rid)
+        if first is None or had_turn or not goes_on or not fits_whole(scheduler, slot, first):
             turns.passed_rid, turns.num_passed = "", 0
             return
         turns.num_passed = turns.num_passed + 1 if turns.passed_rid == first.rid else 1
@@ -74,6 +76,13 @@ class TurnRules:
         if turns.num_passed > limit:
             text = f"chunk {turns.num_passed} in a row of {turns.cut_rid} goes before it, at most {limit} are allowed"
             raise violation(r, first.rid, text)
+
+
+def refused_memory(r: SimulatedRank, turns: Turns, rid: str) -> bool:
+    """Whether the world refused it memory in this visit (chance.max_failed_allocations): it had its turn."""
+    before = turns.refusals_left.get(rid, r.setting.failing.get(rid, 0))
+    turns.refusals_left[rid] = now = r.rank.hooks.failing_allocations.get(rid, 0)
+    return now < before
 
 
 def fits_whole(scheduler: Scheduler, slot: Slot, request: Request) -> bool:
