@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from ppsim.fuzz.explore import Exploration, explore, parse_bounds
@@ -36,11 +37,8 @@ class Configuration:
 
     def command(self, bug: str = "") -> str:
         """The command line that does the same."""
-        words = [
-            f"ppsim explore {SCENARIO}",
-            *(f"--set {s}" for s in self.sets),
-            *(f"--bound {b}" for b in self.bounds),
-        ]
+        sets = (f"--set {quote(s)}" for s in self.sets)
+        words = [f"ppsim explore {SCENARIO}", *sets, *(f"--bound {b}" for b in self.bounds)]
         return " ".join(words + ([f"--bug {bug}"] if bug else []) + ([] if self.reduced else ["--unreduced"]))
 
     def run(self, bug: str = "") -> Exploration:
@@ -52,13 +50,13 @@ class Configuration:
 DECODE = ("disaggregation.role=decode", "disaggregation.num_reserved_decode_tokens=4")
 PLAIN = "disaggregation.role=plain"
 STORE = "disaggregation.bootstrap=store"
-ROW = "{{rid='R{}', at_iteration={}, prompt={}, output={}}}"
+ROW = '{{rid="R{}", at_iteration={}, prompt={}, output={}}}'
 LONGER = f"workload.requests=[{ROW.format(1, 0, 48, 4)}, {ROW.format(2, 1, 32, 4)}]"
 REPLICAS = ("cluster.tp_size=2", "cluster.tp_replicas=2")
 LATE = "links.jitter_us=2500"
-NEVER = "observations.listed=[{what='bootstrap', rid='R1', at=[99999, 99999]}]"
+NEVER = 'observations.listed=[{what="bootstrap", rid="R1", at=[99999, 99999]}]'
 STUCK = ("timeouts.waiting_ms=20", "host.schedule_us=1000", NEVER)
-FLUSH = "workload.flushes=[{rid='F', at_iteration=1}]"
+FLUSH = 'workload.flushes=[{rid="F", at_iteration=1}]'
 TINY = f"workload.requests=[{ROW.format(1, 0, 8, 1)}]"
 
 CONFIGURATIONS: dict[str, Configuration] = {
@@ -68,6 +66,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "transferred": Configuration("one vote (arrival of KV), one abort", ("delays=receive:3", "aborts=16"), DECODE),
     "abort": Configuration("one abort", ("aborts=16",), (PLAIN,)),
     "failure": Configuration("one failed handshake", ("failures=bootstrap:4",)),
+    "failed transfer": Configuration("one failed transfer", ("failures=transfer:10",)),
     "store": Configuration("the consensus store", ("delays=bootstrap:3",), (STORE, "host.schedule_us=2000")),
     "depth": Configuration("one abort at depth 1", ("aborts=20",), (PLAIN, "cluster.pp_async_batch_depth=1", LONGER)),
     "replicas": Configuration("one vote, two tensor-parallel ranks a stage", ("delays=transfer:1",), REPLICAS),

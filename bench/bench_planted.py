@@ -29,20 +29,24 @@ WHY_LARGER: dict[str, str] = {}
 
 WHY_OTHER: dict[str, str] = {
     "barrier_in_each_iteration": "the barrier closes a ring of waiting ranks before its length can be measured",
-    "cancelled_output_not_received": "the next receive meets the output that nobody took",
+    "cancelled_output_not_received": "the output that nobody took stays in the way of the next one",
     "conclusion_not_repeated": "the receiver waits for ever for what is not sent",
     "decodes_first": "the visit that does not try a prefill leaves the slot open, and that is compared first",
     "freed_at_first_harvest": "the request ends inside a launched batch before anybody could take its pages",
     "harvest_left_out": "the harvest that was due is missed before its slot comes round again",
     "hash_order": "another order of trying is another batch, and that is compared first",
     "last_view_counts": "it was a vote about memory, where a wrong conclusion releases nothing",
+    "local_grammar_cache": "a request leaves the queue on one rank alone, and who advances is compared first",
+    "logprob_wish_lost": "an output carries fewer extras than were asked for, and the next relay counts them",
     "no_message_for_the_last_token": "the receiver waits for ever for what is not sent",
     "one_prompt_a_batch": "the slot is found full after one request, and that is compared first",
     "only_the_first_view_counts": "as `last_view_counts`",
+    "queue_limit_on_later_ranks": "who was dropped is not looked up in the tree, and its operations are compared first",
     "shorter_match": "the second look into the tree is an operation too many, and that is compared first",
     "silent_without_acks": "the silent replica runs ahead of the others before they wait for its word",
     "skipped_output_sent": "the message too many stays in the way of the next one, and both neighbours wait",
     "untyped_channel": "the message that was taken for another one is missed where it was due",
+    "vote_behind_a_local_test": "the next stage waits for ever for the voice that is not given",
 }
 """Why the first rule that is seen broken is another one than the bug is listed under, for each where it is."""
 

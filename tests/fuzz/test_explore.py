@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from bench import bench_explore
 from ppsim.cli.entry import app
 from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN, EXIT_USAGE
 from ppsim.fuzz.experiment import Experiment, run_experiment
 from ppsim.fuzz.explore import BoundedChoices, Bounds, Exploration, explore, parse_bounds
 from ppsim.fuzz.repro import load
-from ppsim.planted import hooks_for
+from ppsim.planted import all_bugs, hooks_for
 from ppsim.recording.digest import run_digest
 from ppsim.scenario.load import load_scenario
 from ppsim.world.choices import SeededChoices
@@ -151,6 +152,9 @@ def test_what_reads_the_time_is_said_and_is_not_covered() -> None:
     assert set(one.runs) < set(every.runs)
     assert one.sentence().endswith("the consensus store: at the times of this scenario only")
     assert "at the times" not in explored(bounds, ONE).sentence()
+    by_the_clock = ONE.replace("at_iteration=0", "at_ms=1.0")
+    assert "arrivals and aborts by the clock" in explored("executions=1", by_the_clock).sentence()
+    assert "left to chance: as written" in explored("executions=1", "chance.max_lost_pages=1").sentence()
 
 
 # --- bugs of aborts and votes --------------------------------------------------------------------------------------
@@ -233,3 +237,27 @@ def test_a_bound_that_says_nothing_is_refused(bound: str, message: str) -> None:
     result = ppsim("explore", SCENARIO, "--bound", bound)
     assert result.exit_code == EXIT_USAGE
     assert message in result.stderr
+
+
+# --- the page ------------------------------------------------------------------------------------------------------
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "explore.md"
+
+
+def test_the_page_has_every_abort_and_vote_bug_and_each_is_found() -> None:
+    shown = [name for names in bench_explore.FOUND_IN.values() for name in names]
+    assert sorted(shown) == sorted(bug.name for bug in all_bugs().values() if bug.profile in ("abort", "pd"))
+    text = PAGE.read_text(encoding="utf-8")
+    for configuration, names in bench_explore.FOUND_IN.items():
+        for name in names:
+            assert f"| `{name}` | {all_bugs()[name].breaks} | {configuration} | " in text
+            assert (f"- `{name}` ({configuration}): " in text) == (configuration not in bench_explore.OF_THE_ISSUE)
+    assert "not found" not in text
+
+
+@pytest.mark.parametrize("name", ["abort", "failure", "flush", "limit"])
+def test_a_row_of_the_page_is_what_is_measured_now(name: str) -> None:
+    row = bench_explore.measure(name)
+    line = bench_explore.line_of(name, {**row, "seconds": 0})
+    before_seconds = line.rsplit("| 0 |", 1)[0]
+    assert before_seconds in PAGE.read_text(encoding="utf-8"), f"measure {name} again: {line}"

@@ -40,7 +40,7 @@ DOZEN = (
     "missing_is_ready",  # pd: the consensus store
     "rejection_not_told",  # pair
     "retraction_without_effect",  # retraction
-    "local_grammar_cache",  # grammar
+    "grammar_by_own_view",  # grammar
     "own_storage_hits",  # hicache
     "prefill_limit_ignored",  # fairness
     "all_send_first",  # blocking
@@ -68,6 +68,19 @@ def test_a_planted_bug_is_found_named_shrunk_and_replayed_and_it_is_the_bug(name
     assert again.exit_code in (EXIT_SAFETY, EXIT_LIVENESS)
     report = json.loads(again.stdout)
     assert (report["reproduced"], report["invariant"]) == (True, planted.breaks)
+
+
+def test_the_command_prints_what_other_work_builds_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = CliRunner().invoke(app, ["bugs", "page_lost_at_finish", "other_tokens", "--budget", "60", "--json"])
+    assert result.exit_code == 0
+    rows = json.loads(result.stdout)
+    assert [row["name"] for row in rows] == ["page_lost_at_finish", "other_tokens"]
+    for row in rows:
+        assert {"name", "found", "examples", "seconds", "invariant", "shrunk", "repro"} <= set(row)
+        assert set(row["shrunk"]) == {"requests", "pp_size", "choices"}
+        assert (row["found"], row["invariant"]) == (True, all_bugs()[row["name"]].breaks)
+        assert CliRunner().invoke(app, ["replay", row["repro"]]).exit_code == EXIT_SAFETY
 
 
 def test_the_dozen_has_every_profile_but_that_of_everything() -> None:
