@@ -137,6 +137,7 @@ def test_a_tensor_that_is_missing_or_has_another_shape_is_named(copy: Path) -> N
             "cpu",
             "scheduler.max_total_tokens: weights of 0.00 GB and",
         ),
+        ({"chance": {"stops": True}}, "cpu", "chance: is decided by the simulated world only"),
         ({}, "tpu", "device 'tpu': expected cpu or cuda"),
     ],
 )
