@@ -181,8 +181,9 @@ P21 = Question(
         "votes that nobody waits for cost no throughput, on the ring as with a leader",
     ),
     why="a rank waits for the stages behind it, 3 : 2 : 1 : 0, and with an agreement in every iteration only one batch "
-    "is under way: a quarter of the throughput. Reported are half of it, seen from the other side, and 4 : 3 : 2 : 0, "
-    "one stage time more on the last rank; how often they agreed is not known",
+    "is under way: a quarter of the throughput, and with one in every k-th k / (k + 3) of it, half for every third. "
+    "Reported are half, seen from the other side, and 4 : 3 : 2 : 0, one stage time more on the last rank; how often "
+    "they agreed is not known",
 )
 
 CONTROL = (P01, P02, P21)
