@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -130,6 +131,18 @@ def test_a_failed_allocation_leaves_room_for_a_chunk() -> None:
     changes = {**UNIT, "scheduler.page_size": 4, "scheduler.max_total_tokens": 12, "chance.max_lost_pages": 9}
     left = [run(changes, {}, choices=Answer("allocation", value)).setting.ranks[0].local_capacity for value in range(4)]
     assert left == [12, 8, 4, 4]
+
+
+def test_the_digest_covers_times_both_pipelines_and_the_verdict() -> None:
+    whole = digest_of(run(PAIR, {}))
+    changed = [run(PAIR, {}) for _ in range(3)]
+    assert {digest_of(result) for result in changed} == {whole}
+    changed[0].recording.span(0, "forward", 0, 0, 0, 1)
+    peer = changed[1].recording.peer
+    assert peer is not None
+    peer.warn("only here")
+    changed[2] = replace(changed[2], verdict=changed[2].verdict._replace(message="another"))
+    assert len({whole, *(digest_of(result) for result in changed)}) == 4
 
 
 # --- implementations ---------------------------------------------------------------------------------------------

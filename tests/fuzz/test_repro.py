@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +69,14 @@ def test_without_the_bug_it_passes_and_is_not_the_saved_failure(file: Path) -> N
     outcome = run_experiment(repro.experiment, Hooks)
     assert outcome.verdict.kind == "pass"
     assert not repro.again(outcome)
+
+
+def test_the_same_rule_in_another_run_is_not_the_saved_failure(finding: Finding) -> None:
+    repro = finding.repro
+    outcome = repro.run()
+    assert repro.again(outcome)
+    for other in (replace(repro, digest="0" * 16), replace(repro, signature=replace(repro.signature, role="last"))):
+        assert not other.again(outcome)
 
 
 # --- damaged files ---------------------------------------------------------------------------------------------------
