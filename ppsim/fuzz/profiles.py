@@ -124,6 +124,9 @@ def profile_of_bugs(wanted: str | None, bugs: list[tuple[str, str]]) -> str:
 
     Raises UsageError where the wanted profile has nothing of what a bug needs: no example would ever show it.
     """
+    for name, profile in bugs:
+        if profile not in PROFILES:
+            raise UsageError(f"planted bug {name!r} names the profile {profile!r}; there are: {', '.join(PROFILES)}")
     own = list(dict.fromkeys(profile for _, profile in bugs))
     if wanted is None:
         return own[0] if len(own) == 1 else "all"

@@ -171,6 +171,8 @@ def test_a_campaign_against_a_bug_takes_its_profile_unless_another_one_can_show_
     assert profile_of_bugs("plain", [("a", "chunked")]) == "plain"  # it has chunks, sometimes
     with pytest.raises(UsageError, match="--profile plain and --bug a contradict each other"):
         profile_of_bugs("plain", [("a", "pd")])
+    with pytest.raises(UsageError, match="planted bug 'a' names the profile 'plian'"):
+        profile_of_bugs(None, [("a", "plian")])
     assert not covers(Profile("x", ("plain",), ()), PROFILES["abort"])
 
 
