@@ -26,6 +26,7 @@ from ppsim.core.votes import TERMINAL_VOTES
 from ppsim.world.turn_rules import TurnRules
 
 if TYPE_CHECKING:
+    from ppsim.core.scheduler import Scheduler
     from ppsim.world.driver import SimulatedRank
 
 View = tuple[tuple[str, ...], tuple[str, ...]]
@@ -123,8 +124,13 @@ class Rules:
     # --- admission: INV-69 ----------------------------------------------------------------------------------------
 
     def _admissions(self, r: SimulatedRank, decision: fx.Decision) -> None:
-        """A request is admitted only if all of it fits, not just the chunk of this batch (bugs.md B90)."""
+        """A request is admitted only if all of it fits, not just the chunk of this batch (bugs.md B90).
+
+        In pages that it does not hold yet; the KV of a last token is never written. Admission looks before the decode
+        rows of a mixed batch grow, so pages that those have taken meanwhile count as left.
+        """
         scheduler = r.rank.scheduler
+        pool = scheduler.kv.pool
         known = self.known.setdefault(r.rank_id, set())
         for rid, prefix_len, new_tokens in decision.pieces if decision.mode in ("extend", "mixed") else ():
             request = scheduler.requests.get(rid)
@@ -133,11 +139,20 @@ class Rules:
                 continue
             known.add(key)
             rest = request.seq_len - prefix_len - new_tokens
-            missing = rest + expected_output(scheduler.config, request.spec.max_new_tokens - len(request.output_ids))
-            left = scheduler.kv.available_tokens
+            output = expected_output(scheduler.config, request.spec.max_new_tokens - len(request.output_ids))
+            missing = (pool.pages_for(request.seq_len + output - 1) - len(request.pages)) * pool.page_size
+            left = scheduler.kv.available_tokens + self._taken_by_decodes(scheduler, decision)
             if missing > left:
                 text = f"it is admitted, but {rest} more prompt tokens and its output ({missing} in all) do not fit "
                 fail("INV-69", r, rid, text + f"into the {left} tokens that are left")
+
+    def _taken_by_decodes(self, scheduler: Scheduler, decision: fx.Decision) -> int:
+        """Tokens of the pages that the decode rows of a mixed batch have begun."""
+        if decision.mode != "mixed":
+            return 0
+        page = scheduler.kv.pool.page_size
+        rows = [(scheduler.requests.get(rid), prefix_len) for rid, prefix_len, _ in decision.pieces]
+        return page * sum(q is not None and q.state is State.DECODE and at % page == 0 for q, at in rows)
 
     def _closed_slot(self, r: SimulatedRank, decision: fx.Decision) -> None:
         """A slot is closed (batch_is_full) only where it has no place, no row or no tokens left (bugs.md B86)."""
