@@ -68,7 +68,8 @@ class TurnRules:
         first = scheduler.waiting[0] if scheduler.waiting else None
         goes_on = bool(decision.pieces) and decision.pieces[0][0] == turns.cut_rid
         had_turn = first is not None and refused_memory(r, turns, first.rid)
-        if first is None or had_turn or not goes_on or not fits_whole(scheduler, slot, first):
+        not_ready = first is not None and first.rid in scheduler.kv.fetches  # it waits for storage, not for its turn
+        if first is None or had_turn or not_ready or not goes_on or not fits_whole(scheduler, slot, first):
             turns.passed_rid, turns.num_passed = "", 0
             return
         turns.num_passed = turns.num_passed + 1 if turns.passed_rid == first.rid else 1
