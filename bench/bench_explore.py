@@ -65,6 +65,9 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "prealloc": Configuration("one vote (preallocation), one abort", ("delays=handshake:3", "aborts=16"), DECODE),
     "transferred": Configuration("one vote (arrival of KV), one abort", ("delays=receive:3", "aborts=16"), DECODE),
     "abort": Configuration("one abort", ("aborts=16",), (PLAIN,)),
+    "drain": Configuration(
+        "as release, and an aborted transfer ends late", ("delays=transfer:3", "delays=abort:3", "aborts=16")
+    ),
     "failure": Configuration("one failed handshake", ("failures=bootstrap:4",)),
     "failed transfer": Configuration("one failed transfer", ("failures=transfer:10",)),
     "store": Configuration("the consensus store", ("delays=bootstrap:3",), (STORE, "host.schedule_us=2000")),
@@ -164,7 +167,7 @@ def page(measured: dict[str, dict[str, Any]]) -> Iterator[str]:
         "in any iteration, and one vote whose facts each rank sees up to three iterations late, in every combination.",
         "The right protocol breaks no rule in any execution; with a planted bug of aborts or votes some execution",
         f"does. Made by `python bench/bench_explore.py`, CPU seconds of one core (Python {platform.python_version()},",
-        f"{platform.machine()}). The last rows are for bugs that need what the first five do not have.",
+        f"{platform.machine()}). The last rows are for bugs that need what the first six do not have.",
         "",
         "| configuration | executions | distinct | states | longest | seconds | violations |",
         "| --- | --- | --- | --- | --- | --- | --- |",
