@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -283,7 +284,14 @@ def test_a_reproduction_of_another_version_says_which_and_is_run_anyway(folder: 
 
 def test_ctrl_c_ends_a_campaign_without_a_traceback(folder: Path) -> None:
     command = [sys.executable, "-m", "ppsim.cli.entry", "fuzz", "--budget", "60", "--jobs", "2", "--out", "here"]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=folder) as process:
+    with subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
+    ) as process:
         while not (folder / "here").exists() and process.poll() is None:
             time.sleep(0.1)
         time.sleep(1.5)
