@@ -284,7 +284,7 @@ class SimulatedRank:
     # --- the rank's surroundings -------------------------------------------------------------------------------
 
     def _ingest(self, effect: fx.Ingest) -> Any:
-        if self.tiers is not None and self.tiers.nothing_else_to_do():
+        if self.tiers is not None and (self.tiers.nothing_else_to_do() or self.tiers.time_stands_still()):
             if self.env.now < self.now:
                 return BEHIND
             self.now = self.tiers.wake_up_ns()
@@ -383,7 +383,7 @@ class SimulatedRank:
             self.rank.scheduler.kv.on_swap = self._swapped
         self.iteration_starts.append(self.now)
         if self.tiers is not None:
-            self.tiers.num_empty = 0 if decision.pieces else self.tiers.num_empty + 1
+            self.tiers.visited(bool(decision.pieces))
         audit = self.setting.audit
         if audit is not None:
             audit.before_decision(self, decision)

@@ -47,6 +47,8 @@ class Tiers:
         self.stored = {hit.rid: hit.tokens[r.rank_id] for hit in h.storage_hits}
         self.link_free = dict.fromkeys(self.gb_per_s, 0)
         self.num_empty = 0  # empty visits in a row
+        self.num_still = 0  # those that took no time
+        self.visited_ns = 0  # instant of the last visit
         self.fence_ns = 0  # a launch starts no earlier
         self.swapped_ns = 0  # end of the passes that may still write to pages that were given up
         self.ends: dict[str, int] = {}
@@ -120,10 +122,25 @@ class Tiers:
 
     # --- sleeping ------------------------------------------------------------------------------------------------
 
+    def visited(self, launched: bool) -> None:
+        """A visit has come to its decision."""
+        self.num_empty = 0 if launched else self.num_empty + 1
+        self.num_still = 0 if launched or self.r.now > self.visited_ns else self.num_still + 1
+        self.visited_ns = self.r.now
+
     def nothing_else_to_do(self) -> bool:
         """A whole sweep found nothing to launch, and only the end of a copy or an input can change that."""
         scheduler = self.r.rank.scheduler
         return self.num_empty >= len(scheduler.slots) and scheduler.waits_for_tiers
+
+    def time_stands_still(self) -> bool:
+        """A copy is under way beside what iterations bring (a compile, a handshake), and iterations take no time.
+
+        That is so without host costs: the end of the copy would never come. All votes have gone round by then.
+        """
+        scheduler, config = self.r.rank.scheduler, self.r.rank.config
+        is_still = self.r.now == self.visited_ns and self.num_still > 2 * (config.num_slots + config.pp_size)
+        return is_still and scheduler.slots.drained and bool(scheduler.kv.outstanding)
 
     def wake_up_ns(self) -> int:
         """First rank, with nothing to do but to wait for copies: when looking again can help."""

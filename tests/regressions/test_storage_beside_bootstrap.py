@@ -1,7 +1,5 @@
 """INV-69: found by the fuzzer and shrunk; kept so that it cannot come back."""
 
-import pytest
-
 from ppsim.fuzz.experiment import Experiment, run_experiment, tape_of
 
 RAW = {
@@ -31,7 +29,17 @@ RAW = {
 TAPE = tape_of("")
 
 
-@pytest.mark.xfail(strict=True, reason="open: no time goes by while the first rank waits for storage")
 def test_storage_answers_while_others_bootstrap_holds_with_the_right_protocol() -> None:
     outcome = run_experiment(Experiment(RAW, TAPE))
     assert outcome.verdict.kind == "pass", outcome.verdict.message
+
+
+def test_a_slow_storage_answers_after_its_latency_although_iterations_take_no_time() -> None:
+    slow = {"enabled": True, "host_tokens": [271, 261], "storage": True, "storage_latency_us": 500_000.0}
+    raw = {**RAW, "hicache": slow}
+    outcome = run_experiment(Experiment(raw, TAPE))
+    assert outcome.result is not None
+    ended_ns = {reply.rid: reply.time_ns for reply in outcome.result.recording.replies}
+    two_stages_ns, report_ns = 2_000_000, 1  # what another rank found is known an instant after its end
+    assert ended_ns["R0"] == 500_000_000 + report_ns + two_stages_ns
+    assert ended_ns["R0x"] == 2 * 500_000_000 + report_ns + two_stages_ns  # looked up when R0 has left its place
