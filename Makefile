@@ -5,6 +5,8 @@ PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 BIN := $(VENV)/bin
+# What `make bench` runs; planted and explore make pages of docs/results and take a file (see their --help).
+BENCHES := loop world tune fuzz votes
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 .PHONY: help run test lint unit bench clean
@@ -30,7 +32,7 @@ unit: $(VENV)/.everything
 	$(BIN)/python -m pytest -n 2
 
 bench: $(VENV)/.everything
-	@for file in bench/bench_*.py; do echo "== $$file"; $(BIN)/python "$$file" || exit 1; done
+	@for name in $(BENCHES); do echo "== $$name"; $(BIN)/python "bench/bench_$$name.py" || exit 1; done
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
