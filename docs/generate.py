@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ppsim.core.hooks import Hooks
-from ppsim.core.invariants import INVARIANTS, RULES
+from ppsim.core.invariants import INVARIANTS, RULES, Invariant
 from ppsim.planted import all_bugs
 
 HERE = Path(__file__).resolve().parent
@@ -32,9 +32,7 @@ def invariants_page() -> str:
         "| number | rule | checked by | planted bugs that break it |",
         "| --- | --- | --- | --- |",
     ]
-    for rule in INVARIANTS:
-        bugs = ", ".join(by_invariant.get(rule.name, [])) or rule.unbreakable
-        lines.append(f"| {rule.name} | {rule.statement} | {rule.owner} | {bugs} |")
+    lines += [row(rule, by_invariant) for rule in INVARIANTS]
     lines += [
         "",
         "## Rules of public bug reports",
@@ -44,9 +42,13 @@ def invariants_page() -> str:
         "| name | rule | checked by | planted bugs that break it |",
         "| --- | --- | --- | --- |",
     ]
-    for name, statement, owner in RULES:
-        lines.append(f"| {name} | {statement} | {owner} | {', '.join(by_invariant.get(name, []))} |")
+    lines += [row(rule, by_invariant) for rule in RULES]
     return "\n".join(lines) + "\n"
+
+
+def row(rule: Invariant, by_invariant: dict[str, list[str]]) -> str:
+    bugs = ", ".join(by_invariant.get(rule.name, [])) or rule.unbreakable
+    return f"| {rule.name} | {rule.statement} | {rule.owner} | {bugs} |"
 
 
 BUGS_HEAD = """# Public bugs as scenarios

@@ -46,9 +46,9 @@ def print_finding(found: Finding, path: Path, seed: int) -> None:
 
 def statement(name: str) -> str:
     """The rule behind a number; other names say it themselves."""
-    from ppsim.core.invariants import INVARIANTS
+    from ppsim.core.invariants import BY_NAME
 
-    return "".join(f" {rule.statement}" for rule in INVARIANTS if rule.name == name)
+    return f" {BY_NAME[name].statement}" if name in BY_NAME else ""
 
 
 def side_of(result: SimulationResult) -> tuple[Setting, str]:

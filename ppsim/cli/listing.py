@@ -99,13 +99,13 @@ def probes(as_json: JsonOption = False) -> int:
 @app.command("invariants")
 @guarded
 def invariants(as_json: JsonOption = False) -> int:
-    """The invariants of lockstep and who checks each."""
-    from ppsim.core.invariants import INVARIANTS
+    """The invariants of lockstep, the rules of bug reports after them, and who checks each."""
+    from ppsim.core.invariants import BY_NAME
 
     if as_json:
-        print(json.dumps([{"name": i.name, "statement": i.statement, "owner": i.owner} for i in INVARIANTS]))
+        print(json.dumps([{"name": i.name, "statement": i.statement, "owner": i.owner} for i in BY_NAME.values()]))
         return 0
-    for i in INVARIANTS:
+    for i in BY_NAME.values():
         print(f"{i.name}  {i.statement}  [{i.owner}]")
     return 0
 

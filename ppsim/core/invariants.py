@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """One rule. ``number`` is that of protocol.md section 12."""
+    """One rule. ``number`` is that of protocol.md section 12 up to 64."""
 
     number: int
     statement: str
@@ -94,21 +94,21 @@ def _table() -> tuple[Invariant, ...]:
     return tuple(Invariant(*row) for row in rows)
 
 
-RULES: tuple[tuple[str, str, str], ...] = (
-    ("INV-65", "KV is sent only when the forward pass that computed it has ended", "world.pd_transfer"),
-    ("INV-66", "KV is held for known tokens only; a retracted request holds none", "world.rules"),
-    ("INV-67", "a request that is marked for abort delivers nothing more", "world.rules"),
-    ("INV-68", "nobody is marked for abort whom no abort names", "world.rules"),
-    ("INV-69", "who can run runs: admissions fit, slots are closed for a reason, turns are given", "world.rules"),
-    ("INV-70", "every wait on a remote event ends", "world.pd_simulate"),
-    ("INV-71", "every relay forwards every field of an output", "core.phases"),
-    ("INV-72", "no rank stands still for an agreement", "world.patience"),
-    ("INV-73", "the cache is emptied only while nothing is in flight", "world.rules"),
+RULES: tuple[Invariant, ...] = (
+    Invariant(65, "KV is sent only when the forward pass that computed it has ended", "world.pd_transfer"),
+    Invariant(66, "KV is held for known tokens only; a retracted request holds none", "world.rules"),
+    Invariant(67, "a request that is marked for abort delivers nothing more", "world.rules"),
+    Invariant(68, "nobody is marked for abort whom no abort names", "world.rules"),
+    Invariant(69, "who can run runs: admissions fit, slots are closed for a reason, turns are given", "world.rules"),
+    Invariant(70, "every wait on a remote event ends", "world.pd_simulate"),
+    Invariant(71, "every relay forwards every field of an output", "core.phases"),
+    Invariant(72, "no rank stands still for an agreement", "world.patience"),
+    Invariant(73, "the cache is emptied only while nothing is in flight", "world.rules"),
 )
-"""Rules of public bug reports that no number of section 12 says (docs/bugs.md): name, statement, owner.
+"""Rules of public bug reports that no number of section 12 says (docs/bugs.md).
 
 They go on from 65, and stand for the rules I9, I10, I12, I13, I14, I15, I17, I18 and I20 of bugs.md, in this order.
 """
 
 INVARIANTS: tuple[Invariant, ...] = _table()
-BY_NAME: dict[str, Invariant] = {invariant.name: invariant for invariant in INVARIANTS}
+BY_NAME: dict[str, Invariant] = {rule.name: rule for rule in (*INVARIANTS, *RULES)}

@@ -113,7 +113,7 @@ class Pool:
     def audit(self) -> str:
         """Empty if every page is either free once or held; otherwise what is wrong."""
         new, returned = self._free.new, set(self._free.returned)
-        if len(returned) != len(self._free.returned) or any(page in new for page in returned):
+        if len(returned) != len(self._free.returned) or any(page in new for page in self._free.returned):
             return "a page is in the free list twice"
         held = [page for page, refs in self._refs.items() if refs > 0]
         if self.num_free_pages + len(held) != self.num_pages or any(page in new or page in returned for page in held):

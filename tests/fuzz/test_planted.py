@@ -16,6 +16,7 @@ from typer.testing import CliRunner
 
 from bench import bench_planted
 from ppsim.cli.entry import app
+from ppsim.cli.finding import statement
 from ppsim.core.invariants import INVARIANTS, RULES
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
 from ppsim.fuzz.campaign import Order, run_campaign
@@ -94,7 +95,13 @@ def test_the_dozen_has_every_profile_but_that_of_everything() -> None:
 def test_every_rule_has_a_planted_bug_or_says_why_not() -> None:
     broken = {bug.breaks for bug in all_bugs().values()}
     assert broken >= {invariant.name for invariant in INVARIANTS if not invariant.unbreakable}
-    assert broken >= {name for name, _, _ in RULES}
+    assert broken >= {rule.name for rule in RULES}
+
+
+def test_every_rule_that_a_bug_breaks_is_listed_with_its_statement() -> None:
+    listed = CliRunner().invoke(app, ["list", "invariants", "--json"])
+    assert {bug.breaks for bug in all_bugs().values()} <= {rule["name"] for rule in json.loads(listed.stdout)}
+    assert all(statement(bug.breaks) for bug in all_bugs().values())
 
 
 @pytest.mark.skipif(not CATALOGUE.exists(), reason="the catalogue of public bugs is not there")
