@@ -136,21 +136,32 @@ def execute(
 
 
 def open_store(port: int | None) -> TCPStore:
-    """The rendezvous store lives here, so that it outlives any rank. Raises UsageError for a port that is taken."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((HOST, port or 0))
-        except OSError as error:
-            raise port_taken(port, error) from None
+    """The rendezvous store lives here, so that it outlives any rank. Raises UsageError for a port that is taken.
+
+    A store that binds its own socket listens on all interfaces, whatever its host name says. So it gets a socket that
+    listens on the loopback already.
+    """
+    listener = socket.socket()
     try:
-        return TCPStore(HOST, port or 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((HOST, port or 0))
+        listener.listen(1024)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        raise port_taken(port, error) from None
+    bound = listener.getsockname()[1]
+    descriptor = listener.detach()  # the store owns it from now on
+    timeout = timedelta(seconds=60)
+    try:
+        return TCPStore(
+            HOST, bound, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=descriptor
+        )
     except RuntimeError as error:
         raise port_taken(port, error) from None
 
 
 def port_taken(port: int | None, error: Exception) -> UsageError:
-    reason = error.strerror if isinstance(error, OSError) else str(error).splitlines()[0]
+    reason = (error.strerror if isinstance(error, OSError) else None) or str(error).splitlines()[0]
     return UsageError(f"--port {port}: cannot listen on {HOST}:{port}: {reason} (leave --port out for a free one)")
 
 

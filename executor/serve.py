@@ -100,7 +100,9 @@ def device_of(name: str, rank: int) -> torch.device:
 def connect(rank: int, job: Job) -> int:
     """Meet the other ranks; the reply is the moment 0 of the run, the same number on every rank."""
     if sys.platform in LOOPBACK:
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", LOOPBACK[sys.platform])
+        os.environ["GLOO_SOCKET_IFNAME"] = LOOPBACK[
+            sys.platform
+        ]  # whatever the surroundings say: nobody else may come in
     store = TCPStore(HOST, job.port, is_master=False, timeout=timedelta(seconds=60))
     store.set_timeout(FOREVER)
     pp_size = job.scenario.cluster.pp_size

@@ -4,7 +4,7 @@ Rule: one FIFO for each (source, destination, lane), the lane being the tag. A m
 SGLang (protocol.md 3.1):
 
     length    int64 [1]
-    body      uint8 [length]: the pickled message without payload, and dtype and shape of the payload or None
+    body      uint8 [length]: the message without payload, and dtype and shape of the payload or None (wire.py)
     payload   the hidden states or token ids, where there are any
 
 Sends are asynchronous and receives block. Gloo finishes a send only when the peer has posted the receive, so the
@@ -13,7 +13,6 @@ buffers of a send belong to its work handle until ``commit``. Device tensors tra
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
+from executor import wire
 from ppsim.core.effects import Work
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Hidden, Lane, Message, Output
@@ -58,7 +58,7 @@ class Transport:
         """Start a send and return its handle."""
         bare, payload = split(message)
         described = None if payload is None else (payload.dtype, tuple(payload.shape))
-        body = torch.frombuffer(bytearray(pickle.dumps((bare, described))), dtype=torch.uint8)
+        body = torch.frombuffer(bytearray(wire.encode(bare, described)), dtype=torch.uint8)
         buffers = [torch.tensor([len(body)]), body]
         if payload is not None and payload.numel():
             buffers.append(payload.to("cpu").contiguous())
@@ -89,14 +89,21 @@ class Transport:
             dist.recv(length, src, tag=tag)
             body = torch.empty(int(length), dtype=torch.uint8)
             dist.recv(body, src, tag=tag)
-            bare, described = pickle.loads(body.numpy().data)  # from our own processes only
+            try:
+                bare, described = wire.decode(body.numpy().tobytes())
+            except ValueError as error:
+                came = f"{len(body)} bytes that are none ({error})"
+                raise ProtocolError(
+                    self.rank, -1, -1, f"a message on lane {lane.value}", came, f"rank {src} sent it"
+                ) from None
             if described is None:
-                return bare  # type: ignore[no-any-return]
+                return bare
             dtype, shape = described
             payload = torch.empty(shape, dtype=dtype)
             if payload.numel():
                 dist.recv(payload, src, tag=tag)
-        return replace(bare, payload=payload.to(self.device))  # type: ignore[no-any-return]
+        assert isinstance(bare, Hidden | Output), type(bare)  # nothing else has a tensor
+        return replace(bare, payload=payload.to(self.device))
 
     def finish(self) -> None:
         """Commit what is left, and leave together: a rank that leaves early would break the links of the others."""
