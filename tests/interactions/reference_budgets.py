@@ -143,8 +143,8 @@ class Adder:
                 return "NO_TOKEN"
         if len(job.all) <= self.rem_chunk:
             return self.admit(job, (), len(job.all))
-        if self.rem_chunk <= 0:
-            return "OTHER"
+        if self.rem_chunk <= 0 or any(not row.last for row in self.rows):
+            return "OTHER"  # 4.3: one chunked request at a time (SGLang would forget the first of two here)
         return self.admit(job, (), self.rem_chunk)  # not floored to a page
 
     def foresee(self, job: Job) -> list[tuple[Fraction, int]]:

@@ -259,7 +259,9 @@ class ReferenceScheduler:
         """Mixed chunk (4.8). What is left of the decode set is a new, empty batch object with the old flag."""
         if not slot.running.jobs or not self.may_mix(slot, [row.job for row in batch.rows]):
             return
-        slot.running.jobs = [job for job in slot.running.jobs if not job.ended]  # no decode visit: rule 1a (c) is silent
+        slot.running.jobs = [
+            job for job in slot.running.jobs if not job.ended
+        ]  # no decode visit: rule 1a (c) is silent
         if not slot.running.jobs or not self.make_room(slot.running.jobs):
             return
         batch.rows += self.decode_rows(slot.running.jobs)
