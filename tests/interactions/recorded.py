@@ -48,9 +48,9 @@ def request_of(spec: dict[str, Any]) -> NewRequest:
     return NewRequest(spec["rid"], pack(spec["prompt"]), spec["max_new_tokens"], tuple(spec["stop_token_ids"]))
 
 
-def naive_visits(run: Run) -> list[Visit]:
+def naive_visits(run: Run, rules: str = "sglang") -> list[Visit]:
     """What the naive scheduler does in the visits of a run."""
-    naive = ReferenceScheduler(config_of(run), run["config"]["max_total_tokens"])
+    naive = ReferenceScheduler(config_of(run), run["config"]["max_total_tokens"], rules)
     samples = {spec["rid"]: spec["samples"] for spec in run["requests"]}
     return [
         visit(

@@ -132,7 +132,7 @@ class Adder:
         memory back when it ends, and until then all that remain grow by one token a step. Admitted if at every end more
         than one token for each request that is still there stays free.
         """
-        if ceiling(len(job.all), self.page) > min(self.cur_rem, self.rem_total):
+        if ceiling(len(job.all), self.page) > min(Fraction(self.cur_rem), self.rem_total):
             return "NO_TOKEN"
         future = self.foresee(job)
         free = self.cur_rem - ceiling(len(job.all), self.page)
