@@ -16,6 +16,7 @@ class Job:
     prompt: Tokens
     out: Tokens = ()
     kv: int = 0
+    prefix: int = 0  # of kv: what admission found and the last stash covered
     shared: Tokens | None = None  # the path it locks; None while it holds no memory
     row: int | None = None  # of the request table
     middle: int = 0  # launched, unharvested middle chunks
@@ -54,11 +55,18 @@ class Batch:
 
 
 @dataclass(eq=False)
+class RunningBatch:
+    """The decode set of a slot. ``full`` is SGLang's ``batch_is_full``, which belongs to this object (rule 1a)."""
+
+    jobs: list[Job] = field(default_factory=list)
+    full: bool = False
+
+
+@dataclass(eq=False)
 class Microbatch:
     """What one slot keeps between its visits."""
 
-    running: list[Job] = field(default_factory=list)
-    full: bool = False
+    running: RunningBatch = field(default_factory=RunningBatch)
     launched: Batch | None = None
     last: Batch | None = None
 

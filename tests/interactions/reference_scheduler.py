@@ -1,8 +1,13 @@
-"""A second scheduler, written naively from the text of protocol.md 4.1 to 4.10 and the decisions of docs/decisions.
+"""A second scheduler, written naively from the text of protocol.md 4.1 to 4.10 and the rules of sglang_rules.md.
 
 It exists to disagree with ``ppsim.core.scheduler``. It shares no code with the scheduler, the admission budgets, the
 KV bookkeeping or the radix cache: requests are dictionaries of plain values, the cache is a list of spans, and every
-total is added up anew from what is there. Each function carries the number of the section that it follows.
+total is added up anew from what is there. Each function carries the number of the section that it follows, and
+"rule N" where SGLang's own scheduler was measured to do something else or more exact than the text; what it then does
+is held against recorded runs of SGLang in ``test_reference_against_sglang.py``.
+
+``rules`` = "sglang" decides as SGLang does. "mended" differs in three places only, where SGLang lets a slot or a visit
+go to waste: rules 1b, 2 and 9b. Each of them asks ``self.mended``.
 """
 
 from __future__ import annotations
@@ -15,13 +20,15 @@ from ppsim.core.messages import AbortReq, Input, NewRequest
 from ppsim.core.tokens import unpack
 from tests.interactions.naive_tree import NaiveTree, Tokens
 from tests.interactions.reference_budgets import Adder
-from tests.interactions.reference_parts import Batch, Job, Microbatch, Row, ceiling, floor
+from tests.interactions.reference_parts import Batch, Job, Microbatch, Row, RunningBatch, ceiling, floor
 
 
 class ReferenceScheduler:
     """``replies`` are (rid, status, tokens so far); nothing is ever removed from them."""
 
-    def __init__(self, config: RankConfig, capacity_tokens: int) -> None:
+    def __init__(self, config: RankConfig, capacity_tokens: int, rules: str = "sglang") -> None:
+        assert rules in ("sglang", "mended")
+        self.mended = rules == "mended"
         self.k = config
         self.page = config.page_size
         self.capacity = floor(capacity_tokens, self.page)
@@ -33,6 +40,7 @@ class ReferenceScheduler:
         self.chunked: Job | None = None
         self.ratio = config.init_new_token_ratio
         self.owed = 0
+        self.sweep_had_batch = False
         self.replies: list[tuple[str, str, int]] = []
         self.dropped: list[str] = []  # ended without having finished, in order
 
@@ -62,11 +70,13 @@ class ReferenceScheduler:
         """Tokens of new pages needed for so many more tokens."""
         return ceiling(job.kv + num, self.page) - ceiling(job.kv, self.page)
 
+    def evict_shortfall(self, wanted: int) -> None:
+        """4.5: nothing is evicted that is not short."""
+        if wanted > self.free:
+            self.tree.evict(wanted - self.free)
+
     def take(self, job: Job, num: int) -> None:
-        need = self.missing(job, num)
-        if need > self.free:
-            self.tree.evict(need - self.free)
-        assert need <= self.free, "admission promised memory that is not there"
+        assert self.missing(job, num) <= self.free, "admission promised memory that is not there"
         job.kv += num
 
     def release(self, job: Job, insert: bool) -> None:
@@ -77,11 +87,12 @@ class ReferenceScheduler:
             self.tree.unlock(job.shared)
         assert job.row is not None
         self.rows.append(job.row)
-        job.kv, job.shared, job.row = 0, None, None
+        job.kv, job.prefix, job.shared, job.row = 0, 0, None, None
 
     def stash(self, job: Job) -> None:
-        """Insert what is computed, match again, move the lock."""
+        """4.10 unfinished: insert what is computed, match again, move the lock."""
         assert job.shared is not None
+        job.prefix = job.kv
         if not self.k.enable_radix_cache:
             return
         self.tree.insert(job.all[: job.kv])
@@ -142,10 +153,8 @@ class ReferenceScheduler:
         """The batch of this visit, and who was retracted."""
         slot = self.slots[iteration % len(self.slots)]
         retracted: list[str] = []
-        if self.chunked is not None:  # step 3
-            assert self.chunked.shared is not None
-            if self.chunked.kv > len(self.chunked.shared):
-                self.stash(self.chunked)
+        if self.chunked is not None and self.chunked.kv > self.chunked.prefix:  # step 3
+            self.stash(self.chunked)
         self.merge(slot)  # step 4
         batch = None
         if not self.deferred(slot):  # step 6
@@ -156,44 +165,52 @@ class ReferenceScheduler:
         return batch, retracted
 
     def merge(self, slot: Microbatch) -> None:
+        """4.1 step 4. Rule 1a: ``full`` is the running batch's own, so another batch object has another flag."""
         if slot.last is not None and slot.last.mode != "decode":
             members = [row.job for row in slot.last.rows]
             stay = [job for job in members if not job.ended and job not in (slot.last.chunked, self.chunked)]
             if len(stay) < len(members):
-                slot.full = False
-            slot.running = slot.running + stay
+                slot.running.full = False  # rule 1a (a)
+            if stay and not slot.running.jobs:
+                slot.running = RunningBatch(stay)  # rule 1a (b): the harvested batch itself, which was never full
+            else:
+                slot.running.jobs = slot.running.jobs + stay
         slot.last = None
-        if not slot.running:
-            slot.full = False
+        if self.mended and not slot.running.jobs:
+            slot.running.full = False  # rule 1b: with SGLang's rules an empty and full one stays closed
 
     def deferred(self, slot: Microbatch) -> bool:
-        """prefill_decode_interval: counted in iterations of the rank; a slot with nothing to decode is not held up."""
+        """4.1 step 6, prefill_decode_interval, counted in iterations of the rank.
+
+        Rule 2: a slot with nothing to decode is held up as well, and so is a running chunk; not in the mended rules.
+        """
         if self.owed == 0:
             return False
         self.owed -= 1
-        return any(not job.ended for job in slot.running)
+        return not self.mended or any(not job.ended for job in slot.running.jobs)
 
     # --- _get_new_batch_prefill_raw (4.2) --------------------------------------------------------------------------
 
     def new_prefill(self, slot: Microbatch, iteration: int) -> Batch | None:
-        if (slot.full or not self.queue) and self.chunked is None:  # step 3
+        running = slot.running
+        places = min(self.k.max_micro_batch_size - len(running.jobs), self.free_rows)
+        if (running.full or not self.queue) and self.chunked is None:  # step 3
             return None
-        if min(self.k.max_micro_batch_size - len(slot.running), self.free_rows) <= 0 and self.chunked is None:  # step 4
-            slot.full = True
+        if places <= 0 and self.chunked is None:  # step 4
+            running.full = True
             return None
         self.sort_queue()  # step 5
         adder = Adder(self, slot)  # steps 6 and 7
         if self.chunked is not None and not adder.add_chunked_req(self.chunked):
             return None
         for job in list(self.queue):  # step 8
-            in_slot = self.k.max_micro_batch_size - len(slot.running) - len(adder.rows)
-            if in_slot <= 0 or self.free_rows <= 0:
-                slot.full = True
-            if slot.full:
+            if len(adder.rows) >= places:  # rule 9a: the row of a continued chunk counts, though it has its place
+                running.full = True
+            if running.full:
                 break
             answer = adder.add_one_req(job, self.find(job))
             if answer == "NO_TOKEN":
-                slot.full = True
+                running.full = True
             if answer != "CONTINUE":
                 break
         if not adder.rows:
@@ -205,40 +222,51 @@ class ReferenceScheduler:
                 assert self.chunked is None, "two chunked requests"
                 self.chunked = row.job
                 row.job.middle += 1
-        for row in adder.rows:  # step 10
-            self.take(row.job, row.num)
+        self.allocate(adder.rows)  # step 10
         batch = Batch(iteration, "extend", adder.rows, self.chunked)
         self.mix(slot, batch)  # step 11
         self.owed = self.k.prefill_decode_interval
         return batch
 
+    def allocate(self, rows: list[Row]) -> None:
+        """4.2 step 10. Rule 3b: with pages, one more page a request is made free, whether it is needed or not."""
+        self.evict_shortfall(sum(row.num for row in rows) + (self.page * len(rows) if self.page > 1 else 0))
+        for row in rows:
+            self.take(row.job, row.num)
+
     def sort_queue(self) -> None:
+        """4.2 step 5, lpm. Rule 6: the *whole* prompt is matched, only the sort key leaves the last token out."""
         if self.k.schedule_policy != "lpm" or not self.k.enable_radix_cache or len(self.queue) > 128:
             return
         keys = []
         ahead: list[Tokens] = []  # heads of earlier waiting requests that hit little themselves
         for job in self.queue:
-            hit = len(self.find(job))
+            hit = len(self.tree.match(job.all))
             last = False
             if hit <= 32 and len(job.all) >= 32:
                 last = job.all[:32] in ahead
                 ahead.append(job.all[:32])
-            keys.append((last, 0 if last else -hit))
+            keys.append((last, 0 if last else -min(hit, len(job.all) - 1)))
         order = sorted(range(len(keys)), key=lambda i: keys[i])  # stable
         self.queue = [self.queue[i] for i in order]
 
+    def may_mix(self, slot: Microbatch, jobs: list[Job]) -> bool:
+        """4.8: a logprob on either side keeps prefill and decode apart."""
+        everyone = slot.running.jobs + jobs
+        return self.k.enable_mixed_chunk and not any(job.spec.return_logprob for job in everyone)
+
     def mix(self, slot: Microbatch, batch: Batch) -> None:
-        """Mixed chunk (4.8)."""
-        everyone = slot.running + [row.job for row in batch.rows]
-        if not self.k.enable_mixed_chunk or not slot.running or any(job.spec.return_logprob for job in everyone):
+        """Mixed chunk (4.8). What is left of the decode set is a new, empty batch object with the old flag."""
+        if not slot.running.jobs or not self.may_mix(slot, [row.job for row in batch.rows]):
             return
-        self.filter(slot)
-        if not slot.running or not self.make_room(slot.running):
+        slot.running.jobs = [
+            job for job in slot.running.jobs if not job.ended
+        ]  # no decode visit: rule 1a (c) is silent
+        if not slot.running.jobs or not self.make_room(slot.running.jobs):
             return
-        for job in slot.running:
-            batch.rows.append(self.decode_row(job))
+        batch.rows += self.decode_rows(slot.running.jobs)
         batch.mode = "mixed"
-        slot.running = []
+        slot.running = RunningBatch([], slot.running.full)
 
     # --- budgets (4.3) -----------------------------------------------------------------------------------------
 
@@ -246,72 +274,70 @@ class ReferenceScheduler:
         """Expected output; with all_slots nothing is clipped, since the reservation has to hold."""
         return num if self.k.reserve_all_slots else min(num, self.k.clip_max_new_tokens)
 
-    def growth(self, slot: Microbatch) -> int:
-        """What is set aside for the output of requests that are not part of this batch."""
+    def growth(self, slot: Microbatch) -> Fraction:
+        """What is set aside for the output of requests that are not part of this batch; exact (rule 4)."""
         if not self.k.reserve_all_slots:
-            total = sum(self.clip(job.wants) for job in slot.running)
-            return int(total * self.ratio)
+            return sum(self.clip(job.wants) for job in slot.running.jobs) * self.ratio
         others = [job for job in self.jobs if job.shared is not None and job is not self.chunked]
-        return sum(self.missing(job, len(job.prompt) + job.spec.max_new_tokens - 1 - job.kv) for job in others)
+        needs = [self.missing(job, len(job.prompt) + job.spec.max_new_tokens - 1 - job.kv) for job in others]
+        return Fraction(sum(needs))
 
     # --- decode (4.5) ------------------------------------------------------------------------------------------
 
-    def filter(self, slot: Microbatch) -> None:
-        stay = [job for job in slot.running if not job.ended]
-        if len(stay) < len(slot.running):
-            slot.full = False
-        slot.running = stay
+    def due_pages(self, jobs: list[Job]) -> int:
+        """Tokens of the pages that the next token of each needs."""
+        return self.page * sum(job.kv % self.page == 0 for job in jobs)
 
     def make_room(self, jobs: list[Job]) -> bool:
         """Evict only the shortfall; whether it was enough."""
-        need = self.page * sum(job.kv % self.page == 0 for job in jobs)
-        if need > self.free:
-            self.tree.evict(need - self.free)
-        return need <= self.free
+        self.evict_shortfall(self.due_pages(jobs))
+        return self.due_pages(jobs) <= self.free
 
     def decode(self, slot: Microbatch, iteration: int, retracted: list[str]) -> Batch | None:
-        self.filter(slot)
-        if not slot.running:
-            slot.full = False
+        running = slot.running
+        before = len(running.jobs)
+        running.jobs = [job for job in running.jobs if not job.ended]
+        if running.jobs:
+            if self.make_room(running.jobs):
+                step = (self.k.init_new_token_ratio - self.k.min_new_token_ratio) / self.k.new_token_ratio_decay_steps
+                self.ratio = max(self.ratio - step, self.k.min_new_token_ratio)
+            else:
+                self.retract(running, retracted)
+        if len(running.jobs) < before:
+            running.full = False  # rule 1a (c); rule 1b: a set that was empty already does not come here
+        if not running.jobs:
             return None
-        if self.make_room(slot.running):
-            step = (self.k.init_new_token_ratio - self.k.min_new_token_ratio) / self.k.new_token_ratio_decay_steps
-            self.ratio = max(self.ratio - step, self.k.min_new_token_ratio)
-        else:
-            slot.full = False
-            self.retract(slot, retracted)
-        if not slot.running:
-            return None
-        return Batch(iteration, "decode", [self.decode_row(job) for job in slot.running], self.chunked)
+        return Batch(iteration, "decode", self.decode_rows(running.jobs), self.chunked)
 
-    def retract(self, slot: Microbatch, retracted: list[str]) -> None:
-        while True:
-            fewest = min(len(job.out) for job in slot.running)
-            worst = [job for job in slot.running if len(job.out) == fewest]
-            longest = max(len(job.prompt) for job in worst)
-            victim = [job for job in worst if len(job.prompt) == longest][-1]  # the later one
-            if len(slot.running) == 1:
-                break
-            slot.running.remove(victim)
+    def retract(self, running: RunningBatch, retracted: list[str]) -> None:
+        # Most output first, then the shorter prompt; of equals the earlier. Rule 5: those that stay keep this order.
+        running.jobs = sorted(running.jobs, key=lambda job: (-len(job.out), len(job.prompt)))
+        while len(running.jobs) > 1:  # at least one goes
+            victim = running.jobs.pop()
             self.release(victim, insert=False)
+            self.evict_shortfall(self.k.retract_decode_steps * len(running.jobs))  # rule 3c
             self.queue.append(victim)
             retracted.append(victim.rid)
-            if self.make_room(slot.running):
+            if self.make_room(running.jobs):
                 break
-        if not self.make_room(slot.running):
-            (last,) = slot.running
-            slot.running = []
+        if not self.make_room(running.jobs):
+            (last,) = running.jobs
+            running.jobs = []
             self.release(last, insert=False)
             self.drop(last)
-        generated = sum(len(job.out) for job in slot.running)
-        limits = sum(job.spec.max_new_tokens for job in slot.running)
-        share = Fraction(generated + self.k.retract_decode_steps * len(slot.running), limits + 1)
+        generated = sum(len(job.out) for job in running.jobs)
+        limits = sum(job.spec.max_new_tokens for job in running.jobs)
+        share = Fraction(generated + self.k.retract_decode_steps * len(running.jobs), limits + 1)
         self.ratio = min(share, Fraction(1))
 
-    def decode_row(self, job: Job) -> Row:
-        start = job.kv
-        self.take(job, 1)
-        return Row(job, start, 1, True, True)
+    def decode_rows(self, jobs: list[Job]) -> list[Row]:
+        """One token each. Rule 3a: with pages, one page a request is made free, unless one asks for logprobs."""
+        if not any(job.spec.return_logprob for job in jobs):
+            self.evict_shortfall(self.page * len(jobs))
+        rows = [Row(job, job.kv, 1, True, True) for job in jobs]
+        for job in jobs:
+            self.take(job, 1)
+        return rows
 
     # --- harvest (4.4, 4.6, 7.4 finish) --------------------------------------------------------------------------
 
@@ -357,6 +383,15 @@ class ReferenceScheduler:
     def idle(self) -> bool:
         return not self.jobs and all(slot.launched is None for slot in self.slots)
 
+    def end_of_iteration(self, iteration: int, had_batch: bool) -> None:
+        """1.3 step 12: after a sweep without any batch the idle housekeeping."""
+        self.sweep_had_batch |= had_batch
+        if (iteration + 1) % len(self.slots) == 0:
+            if not self.sweep_had_batch:
+                self.on_idle()
+            self.sweep_had_batch = False
+
     def on_idle(self) -> None:
+        """Section 9."""
         if self.idle:
             self.ratio = self.k.init_new_token_ratio
