@@ -40,9 +40,9 @@ def votes_go_on(rank: Rank, iteration: int) -> bool:
 
 
 def first_pass(rank: Rank, name: str, local_view: LocalView) -> Effects[None]:
-    """Combine what came from upstream with what this rank sees now; then the vote of the iteration before is over.
+    """Combine what came from upstream with what this rank sees now. Leaders of a stage only speak to each other.
 
-    Leaders of a stage only speak to each other.
+    Then wait for what was sent of this vote: by a leader in the iteration before, by a replica just now.
     """
     if votes_go_on(rank, rank.iteration):
         yield from _combine(rank, name, local_view)
@@ -157,7 +157,7 @@ def _within_stage(rank: Rank, name: str, good: Rids, bad: Rids) -> Effects[tuple
         if not rank.hooks.takes_part(name, good, bad):
             return good, bad
         vote = Vote(link.rank_id, rank.iteration, rank.slot, name, good, bad, Lane.TP)
-        yield from commit_all([(yield from link.send(link.leader, vote))])
+        rank.vote_work.setdefault(name, []).append((yield from link.send(link.leader, vote)))
         return good, bad
     for replica in link.replicas:
         vote = yield from _take_vote(rank, name, replica, Lane.TP)

@@ -13,6 +13,7 @@ one has begun to vote, and one that would wait never keeps all its buffers until
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -185,9 +186,10 @@ def test_what_a_replica_tells_its_leader_is_taken_at_once(role: str, pp_size: in
 def test_statuses_of_the_store_are_waited_for_before_the_next_ones_are_received() -> None:
     ring = run("prefill", 3, 0)
     for node in ring.nodes[:-1]:
-        waits = [w for w in sends_of(ring, node, Side) if w.waited_at > w.sent_at]
-        assert waits
-        for wait in waits:
+        waits = sends_of(ring, node, Side)
+        assert len(waits) > 1
+        for wait, following in pairwise(waits):
+            assert wait.waited_at == following.sent_at
             assert not any(isinstance(e.reply, Side) for e in wait.before)
 
 
