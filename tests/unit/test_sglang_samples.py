@@ -308,7 +308,7 @@ def old_lines(*batches: tuple[int, int], rate: float = 10_000.0) -> LogReport:
 
 def test_a_full_chunk_is_followed_at_once_only_where_nothing_decodes() -> None:
     """The older form tells neither pending tokens nor decode steps. Behind a full chunk the prompt goes on at once if
-    nothing else can run; where requests decode, their steps lie between the two lines, and the time is not the chunk's."""
+    nothing else can run; where requests decode, their steps lie between the two lines, inside the time."""
     alone = old_lines((2048, 0), (2048, 0), (500, 0))
     assert [sample.new_tokens for sample in alone.samples] == [2048, 2048]
     beside = old_lines((2048, 3), (2048, 3), (500, 3))

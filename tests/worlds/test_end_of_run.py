@@ -1,4 +1,4 @@
-"""What the check at the end of a run finds where a reply is missing: one terminal reply for everything that was read."""
+"""What the check at the end of a run finds where a reply is missing: everything that was read is owed one."""
 
 from __future__ import annotations
 
