@@ -134,12 +134,15 @@ class DecodeRole(Role):
     # --- slots -----------------------------------------------------------------------------------------------
 
     def before_schedule(self, slot: Slot) -> None:
-        """All waiting requests join the slot that is visited now, up to max_running_requests (protocol.md 4.7)."""
-        room = self.scheduler.config.max_running_requests - len(slot.running)
-        for request in self.scheduler.waiting[: max(room, 0)]:
+        """All waiting requests join the slot that is visited now (protocol.md 4.7).
+
+        The engine's limit, max_running_requests in a slot, holds by itself: who waits here has had its row of the
+        request table since its KV was allocated, who decodes has one too, and that is how many rows there are.
+        """
+        for request in self.scheduler.waiting:
             request.on(Event.JOIN)
-            slot.running.append(request)
-        self.scheduler.waiting = self.scheduler.waiting[max(room, 0) :]
+        slot.running += self.scheduler.waiting
+        self.scheduler.waiting = []
 
     # --- retraction ------------------------------------------------------------------------------------------
 

@@ -178,6 +178,16 @@ def second_receive(name: str) -> Phase:
     return phase
 
 
+def second_commit(name: str) -> Phase:
+    """Phase: the conclusion that was sent in this iteration has been taken."""
+
+    def phase(rank: Rank) -> Effects[None]:
+        yield from votes.second_pass_commit(rank, name)
+
+    phase.__name__ = f"second_commit_{name}"
+    return phase
+
+
 def apply(name: str, how: votes.Apply) -> Phase:
     """Phase: apply the conclusion that was taken in this iteration."""
 
@@ -196,9 +206,10 @@ def agree_bootstrap(rank: Rank) -> Effects[None]:
     if not queue:
         return
     link, rids = rank.link, tuple(r.rid for r in queue)
-    if rank.hooks.leads("bootstrap", rank.config.is_first) and link.is_leader:
-        polls = (yield from observe("bootstrap_store", rids, rank.iteration)).value
-    else:
+    leads = rank.hooks.leads("bootstrap", rank.config.is_first) and link.is_leader
+    polls = (yield from observe("bootstrap_store", rids, rank.iteration)).value if leads else ()
+    yield from commit_all(rank.side_work.setdefault(Lane.BOOTSTRAP, []))
+    if not leads:
         src, lane = (link.prev, Lane.BOOTSTRAP) if link.is_leader else (link.leader, Lane.TP)
         message = yield from link.receive(Side, src, lane, rank.iteration, rank.slot)
         polls = message.counts
@@ -212,7 +223,6 @@ def agree_bootstrap(rank: Rank) -> Effects[None]:
             "the bootstrap queues of the ranks differ",
             "INV-50",
         )
-    yield from commit_all(rank.side_work.setdefault(Lane.BOOTSTRAP, []))
     targets = [(replica, Lane.TP) for replica in link.replicas] if link.is_leader else []
     if link.is_leader and not rank.config.is_last:
         targets.append((link.next, Lane.BOOTSTRAP))

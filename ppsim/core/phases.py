@@ -237,7 +237,7 @@ def exchange(rank: Rank) -> Effects[None]:
 
 def finish(rank: Rank) -> Effects[None]:
     """After Shutdown: wait for every outstanding send, so that no buffer is left behind."""
-    single = (rank.send_req_work, rank.send_proxy_work, rank.send_output_work, rank.vote_work)
+    single = (rank.send_req_work, rank.send_proxy_work, rank.send_output_work)
     for works in (*single, *rank.verdict_work.values(), *rank.side_work.values()):
         yield from commit_all(works)
 

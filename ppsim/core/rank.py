@@ -42,8 +42,8 @@ class Rank:
     pp_outputs: Output | None = None  # received in the previous iteration, to be passed on in this one
     last_rank_comm_queue: deque[Output] = field(default_factory=deque)  # last rank: launched, not yet released
     sweep_had_batch: bool = False
-    vote_work: list[Work] = field(default_factory=list)
-    verdict_work: dict[str, list[Work]] = field(default_factory=dict)  # one list a vote: each is waited for alone
+    vote_work: dict[str, list[Work]] = field(default_factory=dict)  # one list a vote: each is waited for alone
+    verdict_work: dict[str, list[Work]] = field(default_factory=dict)
     side_work: dict[Lane, list[Work]] = field(default_factory=dict)
     carried: dict[str, Verdict | None] = field(default_factory=dict)  # vote -> conclusion to pass on in this iteration
     applied_verdicts: dict[str, int] = field(default_factory=dict)  # vote -> number of the last applied conclusion

@@ -4,6 +4,10 @@
     pass 2                the last rank sends it to rank 0 in iteration m; rank k forwards it one iteration after it
                           applied it; every rank applies it in its iteration m + P - 1
 
+When a send is waited for (protocol.md 3.1): that of pass 1 in the next iteration, right after the same first pass and
+before anything is scheduled; that of pass 2 in its own iteration, behind the conclusion that this rank itself applies,
+also where none is due yet; what a replica tells its leader at once, like the reduction that it stands for.
+
 Whether a pass-2 message exists depends on the iteration number only: the last rank sends from iteration ``depth`` on,
 every rank receives from iteration L-1 on (invariant 37). A conclusion is numbered, immutable, and applied once without
 another look at local state (bugs.md I3). What SGLang released differs in two ways, each a variant of its own:
@@ -36,9 +40,16 @@ def votes_go_on(rank: Rank, iteration: int) -> bool:
 
 
 def first_pass(rank: Rank, name: str, local_view: LocalView) -> Effects[None]:
-    """Combine what came from upstream with what this rank sees now. Leaders of a stage only speak to each other."""
-    if not votes_go_on(rank, rank.iteration):
-        return
+    """Combine what came from upstream with what this rank sees now. Leaders of a stage only speak to each other.
+
+    Then wait for what was sent of this vote: by a leader in the iteration before, by a replica just now.
+    """
+    if votes_go_on(rank, rank.iteration):
+        yield from _combine(rank, name, local_view)
+    yield from commit_all(rank.vote_work.setdefault(name, []))
+
+
+def _combine(rank: Rank, name: str, local_view: LocalView) -> Effects[None]:
     good, bad = yield from local_view(rank)
     good, bad = yield from _within_stage(rank, name, good, bad)
     if not rank.config.is_first and rank.link.is_leader and rank.hooks.takes_part(name, good, bad):
@@ -54,14 +65,13 @@ TERMINAL_VOTES = ("release", "transferred")
 
 def send_votes(rank: Rank) -> Effects[None]:
     """End of the iteration: pass the combined sets on, one message a vote, empty or not."""
-    yield from commit_all(rank.vote_work)
     if not votes_go_on(rank, rank.iteration) or rank.config.is_last or not rank.link.is_leader:
         return
     for name, (good, bad) in rank.first_pass.items():
         if not rank.hooks.takes_part(name, good, bad):
             continue
         vote = Vote(rank.link.rank_id, rank.iteration, rank.slot, name, good, bad)
-        rank.vote_work.append((yield from rank.link.send(rank.link.next, vote)))
+        rank.vote_work.setdefault(name, []).append((yield from rank.link.send(rank.link.next, vote)))
 
 
 def second_pass_send(rank: Rank, name: str) -> Effects[None]:
@@ -84,7 +94,6 @@ def second_pass_receive(rank: Rank, name: str) -> Effects[Verdict | None]:
         return None
     verdict = yield from _take_verdict(rank, name, about)
     rank.carried[name] = None if config.is_last else rank.hooks.forwarded_verdict(rank, verdict)
-    yield from commit_all(rank.verdict_work.setdefault(name, []))
     expected = rank.applied_verdicts.get(name, 0) + 1
     if verdict.number != expected:
         raise ProtocolError(
@@ -98,6 +107,11 @@ def second_pass_receive(rank: Rank, name: str) -> Effects[Verdict | None]:
         )
     rank.applied_verdicts[name] = verdict.number
     return verdict
+
+
+def second_pass_commit(rank: Rank, name: str) -> Effects[None]:
+    """Wait for what this rank has sent of a conclusion in this iteration, whether or not it received one."""
+    yield from commit_all(rank.verdict_work.setdefault(name, []))
 
 
 def conclusion(rank: Rank, name: str) -> Verdict:
@@ -143,7 +157,7 @@ def _within_stage(rank: Rank, name: str, good: Rids, bad: Rids) -> Effects[tuple
         if not rank.hooks.takes_part(name, good, bad):
             return good, bad
         vote = Vote(link.rank_id, rank.iteration, rank.slot, name, good, bad, Lane.TP)
-        rank.vote_work.append((yield from link.send(link.leader, vote)))
+        rank.vote_work.setdefault(name, []).append((yield from link.send(link.leader, vote)))
         return good, bad
     for replica in link.replicas:
         vote = yield from _take_vote(rank, name, replica, Lane.TP)

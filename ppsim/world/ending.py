@@ -85,10 +85,10 @@ def leftovers(setting: Setting) -> Verdict | None:
         if problem:
             invariant, text = problem
             return failed(invariant, simulated, text)
-    missing = [a.rid for a in setting.recording.arrivals if a.rid not in setting.watch.ended]
-    missing += [rid for rid, num_owed in setting.watch.owed.items() if num_owed and rid in setting.watch.ended]
+    missing = unanswered(setting)
     if missing:
-        return failed("INV-61", setting.ranks[0], f"{len(missing)} requests got no terminal reply: {missing[:3]}")
+        text = f"{len(missing)} requests or flushes got no terminal reply: {missing[:3]}"
+        return failed("INV-61", setting.ranks[0], text)
     if setting.network.works:
         parcel = next(iter(setting.network.works.values()))
         return failed(
@@ -97,6 +97,13 @@ def leftovers(setting: Setting) -> Verdict | None:
             f"the send of a {parcel.message.kind.value} message was never committed",
         )
     return None
+
+
+def unanswered(setting: Setting) -> list[str]:
+    """Ids that got fewer terminal replies than were read of them, and arrivals that nobody has read."""
+    watch, arrivals = setting.watch, setting.recording.arrivals
+    unread = [a.rid for a in arrivals if a.rid not in watch.ended and a.rid not in watch.owed]
+    return unread + [rid for rid, num_owed in watch.owed.items() if num_owed]
 
 
 def rank_leftover(simulated: SimulatedRank) -> tuple[str, str] | None:

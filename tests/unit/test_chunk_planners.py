@@ -189,6 +189,15 @@ def test_a_cap_on_a_chunk_is_kept_and_told() -> None:
         equal_time(524_288, cost, pipeline, max_chunk=640)
 
 
+def test_of_equal_fixed_sizes_the_largest_is_the_best() -> None:
+    """On one stage without attention and constants every cut costs the same; the largest needs the fewest passes, and
+    each pass has a price that the model leaves out (launches, messages). Sums of halves are exact."""
+    linear = Coefficients(b_ms=0.5)
+    sizes = (1024, 4096, 2048)
+    assert best_fixed(8192, linear, Pipeline((1.0,)), sizes).sizes == (4096, 4096)
+    assert best_fixed(8192, linear, Pipeline((1.0,)), tuple(reversed(sizes))).sizes == (4096, 4096)
+
+
 @pytest.mark.parametrize(("model", "tp", "pp"), [("qwen3-235b-a22b-fp8", 4, 8), ("deepseek-v3.1", 8, 4)])
 @pytest.mark.parametrize("num_tokens", [16_384, 131_072, 1_048_576])
 def test_a_planner_that_loses_to_the_best_fixed_size_is_reported_as_losing(

@@ -125,6 +125,47 @@ def test_while_a_retracted_request_waits_nobody_gets_memory_but_failures_end() -
     assert give_memory(scheduler, "B") == ["B"]
 
 
+def prefilled(scheduler: Scheduler, *rids: str) -> PrefillRole:
+    """These requests are computed and wait for their release, in this order."""
+    role = scheduler.role
+    assert isinstance(role, PrefillRole)
+    role.apply_bootstrap(named(*rids), NOBODY)
+    iteration = 0
+    while [r.rid for r in role.inflight] != list(rids):
+        batch, _ = scheduler.schedule(iteration)
+        scheduler.absorb(iteration, None if batch is None else (7,) * len(batch.requests))
+        iteration += 1
+    return role
+
+
+def test_a_failed_transfer_leaves_the_cache_as_a_successful_one_does() -> None:
+    """The engine releases in both cases with an insertion into the tree (protocol.md 6.3): "terminal" is all that the
+    ranks agree on, and whose own transfer failed must not decide what is cached, nor how recent it is."""
+    after: list[object] = []
+    for failed in ((), ("A",), ("A", "B")):
+        scheduler = server("prefill", 100, ("A", 20, 1), ("B", 10, 1), ("C", 15, 1))
+        role = prefilled(scheduler, "A", "B", "C")
+        role.apply_release(named("C"), NOBODY)
+        role.apply_release(named("B", "A"), named(*failed))
+        tree = scheduler.kv.tree
+        victims = [n for _ in range(3) for n in tree.evict(1)]
+        after.append((tree.clock, tree.num_nodes, victims, scheduler.kv.pool.free_tokens))
+        replies = {r.rid: r.status for r in scheduler.outbox}
+        assert replies == {rid: "aborted" if rid in failed else "finished" for rid in "ABC"}
+    assert after[0] == after[1] == after[2]
+
+
+def test_an_aborted_transfer_caches_nothing_at_its_release() -> None:
+    """What the tree has of it comes from its chunks (4.6); its end touches nothing: no client asked for this prompt."""
+    scheduler = server("prefill", 100, ("A", 20, 1))
+    role = prefilled(scheduler, "A")
+    scheduler.apply([AbortReq("A")])
+    clock = scheduler.kv.tree.clock
+    role.apply_release(named("A"), NOBODY)
+    assert scheduler.kv.tree.clock == clock
+    assert scheduler.outbox[-1].status == "aborted"
+
+
 def test_a_prefill_server_admits_as_many_as_it_has_metadata_buffers() -> None:
     """Two for each request that may run (protocol.md 6.5); the third handshake waits for the next conclusion."""
     scheduler = server("prefill", 1000, ("A", 4, 1), ("B", 4, 1), ("C", 4, 1), max_running_requests=1)

@@ -277,3 +277,50 @@ def test_operations_are_named_after_the_request_they_are_for() -> None:
     assert fetch is not None
     assert fetch.rid == "a:b#c"
     assert asked == ["hicache_fetch fetch:a:b#c#1 0:2"]
+
+
+def host_only(cache: HiRadixCache, *tokens: int) -> None:
+    """These tokens are in host memory and nowhere else."""
+    insert(cache, *tokens)
+    cache.take_acks(1, 0)
+    cache.evict(len(tokens))
+    assert cache.match(pack(tokens)).host_tokens == len(tokens)
+
+
+def test_the_room_for_a_fetch_is_not_made_by_evicting_what_it_continues() -> None:
+    """Three of four host pages hold the beginning. To fetch two more there is room for one; evicting the beginning
+    would make room for both, and they would continue nothing."""
+    cache, asked = tree(host_pages=4)
+    host_only(cache, 1, 2, 3)
+    fetch = cache.start_fetch("R", pack([1, 2, 3, 4, 5]))
+    assert fetch is not None
+    assert asked[-1] == "hicache_fetch fetch:R#2 3:4"
+    assert cache.num_host_evicted == 0
+    cache.end_fetch(fetch, 4)
+    assert cache.match(pack([1, 2, 3, 4, 5])).host_tokens == 4
+
+
+def test_what_a_fetch_evicts_is_something_else() -> None:
+    """Beside the beginning two pages of another prompt are in the way: those go, however recent they are."""
+    cache, asked = tree(host_pages=6)
+    host_only(cache, 1, 2, 3)
+    host_only(cache, 8, 9)
+    assert cache.start_fetch("R", pack([1, 2, 3, 4, 5])) is not None
+    assert asked[-1] == "hicache_fetch fetch:R#3 3:5"
+    assert (cache.match(pack([1, 2, 3])).host_tokens, cache.match(pack([8, 9])).host_tokens) == (3, 0)
+
+
+def test_a_fetch_whose_beginning_was_evicted_meanwhile_puts_nothing_into_the_tree() -> None:
+    """Tokens [3, 6) came in, [0, 3) are gone: KV of a later token is worth nothing without that of all before it."""
+    cache, _ = tree(host_pages=6)
+    host_only(cache, 1, 2, 3)
+    fetch = cache.start_fetch("R", pack([1, 2, 3, 4, 5, 6]))
+    assert fetch is not None
+    assert fetch.start == 3
+    insert(cache, 7, 8, 9)  # its write needs the three pages of the beginning
+    assert cache.num_host_evicted == 1
+    cache.end_fetch(fetch, 6)
+    found = cache.match(pack([1, 2, 3, 4, 5, 6]))
+    assert (found.num_tokens, found.host_tokens) == (0, 0)
+    assert cache.host.num_free_pages == 3, "those of the fetch are free again"
+    assert cache.num_fetched_tokens == 0

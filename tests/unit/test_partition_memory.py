@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ppsim.cost.config_json import load_model
@@ -72,6 +74,21 @@ def test_embedding_burdens_the_first_stage_and_the_head_the_last() -> None:
     assert [s.weight_bytes - stages[1].weight_bytes for s in stages] == [ends, 0, 0, ends]
     only = model_capacity(shape, load_gpu("h100"), (32,), 1).stages[0]
     assert only.weight_bytes == sum(s.weight_bytes for s in stages)
+
+
+def test_a_tied_head_costs_nothing_only_where_the_embedding_is_on_the_same_stage() -> None:
+    """Tied weights are one tensor. On another GPU the head needs a copy: a stage cannot multiply by what it has not got
+    (the engines load the embedding a second time on the last stage)."""
+    shape = load_model("llama-3.1-8b")
+    tied = replace(shape, tie_word_embeddings=True)
+    embedding = 128256 * 4096 * 2
+    layers = sum(shape.layer_weight_bytes(i) for i in range(32))
+    for partition, copies in (((32,), 1), ((16, 16), 2), ((8, 8, 8, 8), 2)):
+        stages = model_capacity(tied, load_gpu("h100"), partition, 1).stages
+        assert sum(s.weight_bytes for s in stages) == layers + copies * embedding
+        loose = model_capacity(shape, load_gpu("h100"), partition, 1).stages
+        assert sum(s.weight_bytes for s in loose) == layers + 2 * embedding
+    assert best_partition(tied, load_gpu("h100"), 4, 1) == best_partition(shape, load_gpu("h100"), 4, 1)
 
 
 def test_latents_are_replicated_over_tp_and_heads_are_cut() -> None:

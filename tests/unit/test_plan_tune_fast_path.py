@@ -239,10 +239,13 @@ works = st.lists(st.tuples(st.integers(0, 200_000), st.integers(1, 40_000)), min
 
 def stage_costs(kind: str) -> list[StageCost]:
     """Costs of one kind with different tp, cp and layers, three stages each."""
-    if kind == "quadratic":
+    if kind.startswith("quadratic"):
+        once = "batch" if kind.endswith("once a batch") else "piece"
         shares = ((0.2, 0.3, 0.5), (0.25, 0.25, 0.5))
         quads = [
-            QuadraticCost(share, 4.0, 1.0, gamma_ms=1e-4, b_ms=2e-3, a_ms=1e-7, tp_size=tp, tp_comm_ms=1e-4)
+            QuadraticCost(
+                share, 4.0, 1.0, gamma_ms=1e-4, b_ms=2e-3, a_ms=1e-7, c_once=once, tp_size=tp, tp_comm_ms=1e-4
+            )
             for share, tp in zip(shares, (1, 4))
         ]
         return [*quads, ContextParallelCost(quads[1], 3, (5.5, 6.5, 7.25))]
@@ -252,7 +255,10 @@ def stage_costs(kind: str) -> list[StageCost]:
     return [*roofs, ContextParallelCost(roofs[0], 4, (3.0, 4.0, 5.0))]
 
 
-@pytest.mark.parametrize("kind", ["quadratic", "deepseek-v3.1", "qwen3-235b-a22b-fp8", "llama-3.1-8b"])
+KINDS = ["quadratic", "quadratic, c once a batch", "deepseek-v3.1", "qwen3-235b-a22b-fp8", "llama-3.1-8b"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @given(work=works)
 @settings(max_examples=25, deadline=None)
 def test_stage_times_on_arrays_are_those_of_the_scalars(kind: str, work: list[tuple[int, int]]) -> None:

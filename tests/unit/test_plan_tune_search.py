@@ -209,6 +209,15 @@ def test_a_way_that_nobody_has_priced_is_not_free() -> None:
     assert not feasibility(priced, Split(2, 1, 2), 1000).why_not
 
 
+@pytest.mark.parametrize("tp_size", [1, 4])
+def test_coefficients_of_one_tp_size_price_neither_a_larger_nor_a_smaller_one(tp_size: int) -> None:
+    """They were measured with the all-reduces of tp 2 inside. Taken for tp 1 they would charge one GPU for exchanges
+    that it has not got, for tp 4 they would leave the longer ring out."""
+    s = with_quadratic("cluster.tp_size=2", "cluster.pp_size=2")
+    assert not feasibility(s, Split(2, 2), 1000).why_not
+    assert f"so tp {tp_size} would look free" in feasibility(s, Split(4 // tp_size, tp_size), 1000).why_not
+
+
 @pytest.mark.parametrize(
     ("split", "reason"),
     [

@@ -9,7 +9,7 @@ import pytest
 from ppsim.core.effects import Decision
 from ppsim.recording import Recording
 from ppsim.recording.diff import Difference, first_difference
-from tests.unit.handmade import decision, pipeline, two_requests
+from tests.unit.handmade import decision, harvest, pipeline, two_requests
 
 
 def changed(change: Callable[[Recording], object]) -> Difference:
@@ -67,6 +67,26 @@ def test_in_one_iteration_the_cause_is_named_before_its_consequence() -> None:
     found = changed(observed_and_decided)
     assert (found.kind, found.iteration, found.field) == ("observed", 2, "values[0]")
     assert (found.left, found.right) == (2, 5)
+
+
+def test_in_one_iteration_the_kind_counts_before_the_rank() -> None:
+    """Rank 1 decided otherwise in iteration 2, rank 0 harvested otherwise in the same one. A visit decides before it
+    harvests, so what rank 0 shows may follow from what rank 1 did; the other way round it cannot."""
+
+    def decided_and_harvested(r: Recording) -> None:
+        r.harvests[0][2] = harvest(2, 1, 1, free=99)
+        r.decisions[1][2] = decision(2, 0, ("other", 0, 1))
+
+    found = changed(decided_and_harvested)
+    assert (found.kind, found.rank, found.iteration) == ("decision", 1, 2)
+
+
+def test_of_two_ranks_that_differ_alike_the_smaller_is_named() -> None:
+    def both(r: Recording) -> None:
+        r.decisions[0][2] = decision(2, 0, ("other", 0, 1))
+        r.decisions[1][2] = decision(2, 0, ("other", 0, 1))
+
+    assert changed(both).rank == 0
 
 
 def test_a_record_that_only_one_run_has_is_a_difference() -> None:

@@ -293,3 +293,32 @@ def test_speculative_steps_count_their_accepted_tokens() -> None:
     text += "accept len: 2.50, gen throughput (token/s): 1000.00, #queue-req: 0"
     report = read_log("\n".join(text.format(i) for i in range(3)))
     assert {round(sample.step_s, 6) for sample in report.decode_samples} == {0.01}
+
+
+def old_lines(*batches: tuple[int, int], rate: float = 10_000.0) -> LogReport:
+    """Lines of the older form, which says nothing of pending tokens: (new tokens, running requests) of each."""
+    return read_log(
+        "\n".join(
+            f"[2026-05-01 00:00:0{n}] Prefill batch, #new-seq: 1, #new-token: {new}, #cached-token: 0, "
+            f"token usage: 0.10, #running-req: {running}, #queue-req: 0, input throughput (token/s): {rate:.2f}"
+            for n, (new, running) in enumerate(batches)
+        )
+    )
+
+
+def test_a_full_chunk_is_followed_at_once_only_where_nothing_decodes() -> None:
+    """The older form tells neither pending tokens nor decode steps. Behind a full chunk the prompt goes on at once if
+    nothing else can run; where requests decode, their steps lie between the two lines, inside the time."""
+    alone = old_lines((2048, 0), (2048, 0), (500, 0))
+    assert [sample.new_tokens for sample in alone.samples] == [2048, 2048]
+    beside = old_lines((2048, 3), (2048, 3), (500, 3))
+    assert beside.samples == []
+    assert beside.unused["idle time may lie between the lines"] == 2
+
+
+def test_one_line_does_not_tell_the_chunk_size() -> None:
+    """The largest batch of a log may be a whole prompt of that length: only a size that comes again is a limit."""
+    once = old_lines((2048, 0), (500, 0), (400, 0))
+    assert once.samples == []
+    assert once.unused["idle time may lie between the lines"] == 2
+    assert [sample.new_tokens for sample in old_lines((2048, 0), (500, 0), (2048, 0), (1, 0)).samples] == [2048, 2048]
