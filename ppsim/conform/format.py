@@ -38,6 +38,15 @@ class Wrong(ValueError):
         self.field, self.problem = field, problem
 
 
+class RecordedRunError(TraceError):
+    """A file of recorded runs cannot be read. Without a field the line as a whole is wrong."""
+
+    def __str__(self) -> str:
+        if self.field or not self.line:
+            return super().__str__()
+        return f"{self.path}:{self.line}: {self.problem}"
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedRequest:
     """``samples[n]`` is the token that was sampled as output token n + 1."""
@@ -82,13 +91,13 @@ class RecordedRun:
     requests: tuple[RecordedRequest, ...]
     visits: tuple[RecordedVisit, ...]
 
-    def wrong(self, field: str, problem: str) -> TraceError:
+    def wrong(self, field: str, problem: str) -> RecordedRunError:
         """The error for a field of this run that turns out not to fit only when the run is driven."""
-        return TraceError(self.where, self.line, field, problem)
+        return RecordedRunError(self.where, self.line, field, problem)
 
 
 def read_runs(path: str) -> list[RecordedRun]:
-    """All runs of a file. Raises TraceError with line and field for anything that is not a whole, possible run."""
+    """All runs of a file. Raises RecordedRunError with line and field for what is not a whole, possible run."""
     runs = []
     for number, text in enumerate(lines_of(path), 1):
         if not text.strip():
@@ -96,9 +105,9 @@ def read_runs(path: str) -> list[RecordedRun]:
         try:
             runs.append(run_of(path, number, parsed(text)))
         except Wrong as error:
-            raise TraceError(path, number, error.field, error.problem) from None
+            raise RecordedRunError(path, number, error.field, error.problem) from None
     if not runs:
-        raise TraceError(path, 0, "", "holds no run: expected one JSON object a line")
+        raise RecordedRunError(path, 0, "", "holds no run: expected one JSON object a line")
     return runs
 
 
@@ -107,13 +116,13 @@ def lines_of(path: str) -> list[str]:
     data = Path(path).read_bytes()
     zipped = data[:2] == b"\x1f\x8b"
     if path.endswith(".gz") and not zipped:
-        raise TraceError(path, 0, "", "is not a gzip file although its name ends in .gz")
+        raise RecordedRunError(path, 0, "", "is not a gzip file although its name ends in .gz")
     try:
         text = (gzip.decompress(data) if zipped else data).decode("utf-8")
     except (OSError, EOFError, zlib.error) as error:
-        raise TraceError(path, 0, "", f"cannot be unzipped: {error}") from None
+        raise RecordedRunError(path, 0, "", f"cannot be unzipped: {error}") from None
     except UnicodeDecodeError as error:
-        raise TraceError(path, 0, "", f"is not text: {error.reason} at byte {error.start}") from None
+        raise RecordedRunError(path, 0, "", f"is not text: {error.reason} at byte {error.start}") from None
     return text.split("\n")
 
 

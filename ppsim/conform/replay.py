@@ -66,7 +66,7 @@ def first_difference(
     """Drive the scheduler with a recorded run; None if every field of every visit is as recorded.
 
     ``config`` and ``hooks`` replace what the recording says, to ask what another rule would have done. Raises
-    TraceError where the recording itself cannot be: a token is needed that it does not hold.
+    RecordedRunError where the recording itself cannot be: a token is needed that it does not hold.
     """
     driver = Driver(run, config or config_of(run), hooks or Hooks())
     for number, recorded in enumerate(run.visits):

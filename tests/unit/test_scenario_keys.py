@@ -125,7 +125,7 @@ TIGHT = {
 CLOSING = {
     **UNIT,
     "scheduler.pp_max_micro_batch_size": 4,
-    "scheduler.chunked_prefill_size": 32,
+    "scheduler.chunked_prefill_size": 16,
     "scheduler.max_total_tokens": 30,
     "workload.requests": [
         {"rid": "R0", "prompt": 10, "output": 10, "at_iteration": 0},
@@ -333,7 +333,7 @@ KEYS: dict[str, Case] = {
         {
             **PREFIXES,
             "scheduler.page_size": 8,
-            "scheduler.max_total_tokens": 56,
+            "scheduler.max_total_tokens": 40,
             "workload.requests": [
                 {"rid": f"R{n}", "prompt": 20, "output": 2, "prefix_blocks": [n % 2, 9], "at_iteration": 12 * n}
                 for n in range(5)
