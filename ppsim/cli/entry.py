@@ -14,6 +14,7 @@ from ppsim.cli import (
     bugs,
     chunks,
     compare,
+    conform,
     diff,
     execute,
     explore,
@@ -35,7 +36,7 @@ from ppsim.cli import (
 from ppsim.cli.guard import EXIT_INTERRUPTED, say
 
 EPILOG = (
-    "Exit codes: 0 pass, 1 safety violation (or diff found a difference), 2 usage or bad input, "
+    "Exit codes: 0 pass, 1 safety violation (or diff or conform found a difference), 2 usage or bad input, "
     "3 liveness or deadlock, 4 nondeterminism, 5 unknown."
 )
 
@@ -65,6 +66,7 @@ app.command("layers")(layers.layers)
 app.command("chunks")(chunks.chunks)
 app.command("tune")(tune.tune)
 app.command("compare")(compare.compare)
+app.command("conform")(conform.conform)
 app.command("import", context_settings=import_.CONTEXT)(import_.import_)
 app.command("export")(export.export)
 app.add_typer(listing.app, name="list")

@@ -30,11 +30,19 @@ def export(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOpti
 
 def not_in_line(s: Scenario) -> list[str]:
     """What SGLang has no flag for, or what a command cannot say, although it changes the schedule."""
+    from ppsim.scenario.rank import SGLANG, rule_set
+
     c, out = s.scheduler, []
     if s.model.path is None and s.model.key is None:
         out.append("model.path is not set: <MODEL_PATH> stands for it")
     if isinstance(c.max_total_tokens, tuple):
         out.append("scheduler.max_total_tokens differs between ranks: SGLang takes the smallest for all")
+    for key, value in rule_set(c).items():
+        if value != SGLANG[key]:
+            out.append(f"scheduler.{key} = {str(value).lower()}: SGLang decides otherwise, and has no flag for it")
+    for key in ("reserve_decode", "max_consecutive_prefills", "max_consecutive_chunks"):
+        if getattr(c, key) != type(c).model_fields[key].default:
+            out.append(f"scheduler.{key} = {getattr(c, key)!r}: SGLang has no flag for it")
     if c.chunk_planner != "sglang":
         out.append(f"scheduler.chunk_planner = {c.chunk_planner!r}: a planner of ppsim's own")
     if s.bugs:

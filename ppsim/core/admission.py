@@ -18,8 +18,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from ppsim.core.config import RankConfig
+from ppsim.core.foresight import Foresight
 from ppsim.core.pool import Pool
 from ppsim.core.prefix import Match, RadixCache
 from ppsim.core.ratio import NewTokenRatio
@@ -51,12 +53,24 @@ def expected_output(config: RankConfig, num_tokens: int) -> int:
     return num_tokens if config.reserve_all_slots else min(num_tokens, config.clip_max_new_tokens)
 
 
-def expected_growth(config: RankConfig, ratio: NewTokenRatio, running: Iterable[Request]) -> int:
-    """Tokens that a slot's running set is expected to need, by the new-token ratio; floored to whole tokens."""
+class Growth(NamedTuple):
+    """Tokens set aside for requests that are not part of a batch: a real number, by its two whole neighbours.
+
+    Comparing whole numbers with ``remainder = available - growth`` needs ``down`` where equality counts (``>=``) and
+    ``up`` where it does not; ``int(remainder)`` of a positive remainder is ``available - up``.
+    """
+
+    down: int
+    up: int
+
+
+def expected_growth(config: RankConfig, ratio: NewTokenRatio, running: Iterable[Request]) -> Growth:
+    """Tokens that a slot's running set is expected to need, by the new-token ratio."""
     clip = config.clip_max_new_tokens
     growth = sum(min(max(r.spec.max_new_tokens - len(r.output_ids), 0), clip) for r in running)
     share = ratio.value
-    return growth * share.numerator // share.denominator
+    down, rest = divmod(growth * share.numerator, share.denominator)
+    return Growth(down, down + (rest > 0))
 
 
 def full_growth(pool: Pool, holding: Iterable[Request]) -> int:
@@ -66,15 +80,27 @@ def full_growth(pool: Pool, holding: Iterable[Request]) -> int:
 
 
 class PrefillAdder:
-    """Fills one prefill batch. ``growth`` tokens are set aside for requests that are not part of it."""
+    """Fills one prefill batch. ``growth`` is set aside for requests that are not part of it.
+
+    ``foresight`` makes the admission of requests that ignore the end of sequence where the radix cache is off
+    (foresight.py); without it they are admitted like any other.
+    """
 
     def __init__(
-        self, config: RankConfig, pool: Pool, tree: RadixCache, growth: int, chunk_budget: int | None, num_mixed: int
+        self,
+        config: RankConfig,
+        pool: Pool,
+        tree: RadixCache,
+        growth: Growth,
+        chunk_budget: int | None,
+        num_mixed: int,
+        foresight: Foresight | None = None,
     ) -> None:
-        self.config, self.pool, self.tree = config, pool, tree
+        self.config, self.pool, self.tree, self.foresight = config, pool, tree, foresight
         self.rem_input = config.max_prefill_tokens - num_mixed
         self.rem_chunk = None if chunk_budget is None else chunk_budget - num_mixed
-        self.total_offset = num_mixed + growth
+        self.total_offset = num_mixed + growth.down
+        self.growth_rest = growth.up - growth.down  # 1 where the growth is no whole number
         self.cur_offset = num_mixed
         self.admitted: list[Admitted] = []
         self.new_chunked: Request | None = None
@@ -99,17 +125,21 @@ class PrefillAdder:
     def add_chunked(self, request: Request) -> bool:
         """Continue the chunked request; False if it has to be parked because no token of memory is left.
 
-        It is not floored to a page where memory, not the chunk budget, cuts it (open_choices.md).
+        It takes min(rem_chunk, int(rem_total)): what remains is truncated, and less than one token is none. It is not
+        floored to a page where memory, not the chunk budget, cuts it (open_choices.md). Where the decodes of a mixed
+        batch have used up the chunk budget it is launched with 0 tokens (RankConfig.empty_chunk_pieces).
         """
         assert self.rem_chunk is not None
         remaining = request.seq_len - request.kv_len
-        budget = min(self.rem_chunk, self.rem_total)
+        budget = min(self.rem_chunk, self.rem_total - self.growth_rest)
         if budget <= 0:  # it holds memory, so it must go on rather than wait for its own growth to fit
             budget = self.rem_chunk
         spare = len(request.pages) * self.pool.page_size - request.kv_len  # rest of its last page
         new_tokens = min(remaining, budget, self.available + spare)
         self.cut_by_memory = new_tokens < min(remaining, self.rem_chunk)
-        if new_tokens <= 0:
+        if self.rem_chunk <= 0 and self.config.empty_chunk_pieces and not self.admitted:
+            new_tokens = 0
+        elif new_tokens <= 0:
             return False
         self._charge(request, new_tokens, remaining - new_tokens)
         return True
@@ -124,6 +154,8 @@ class PrefillAdder:
         if config.prefill_max_requests is not None and len(self.admitted) >= config.prefill_max_requests:
             return Result.OTHER
         new_tokens = request.seq_len - found.num_tokens
+        if self.foresight is not None and request.spec.ignore_eos:
+            return self._add_foreseen(request, new_tokens)
         remaining_output = max(request.spec.max_new_tokens - len(request.output_ids), 0)
         context = self.tree.hooks.context_to_fit(new_tokens, self.rem_chunk)
         total = context + expected_output(config, remaining_output) + config.page_size
@@ -150,6 +182,23 @@ class PrefillAdder:
                 return Result.OTHER
         self._charge(request, cut, new_tokens - cut)
         return None
+
+    def _add_foreseen(self, request: Request, new_tokens: int) -> Result:
+        """A request whose length is known: admitted if all that is known to come fits (foresight.py)."""
+        assert self.foresight is not None
+        paged = self._ceil(new_tokens)
+        cur_rem = self.available - self.cur_offset
+        if paged > min(cur_rem, self.rem_total - self.growth_rest):
+            return Result.NO_TOKEN
+        if not self.foresight.fits(request, [item.request for item in self.admitted], cur_rem - paged):
+            return Result.NO_TOKEN
+        cut = new_tokens
+        if self.rem_chunk is not None and new_tokens > self.rem_chunk:
+            if self.rem_chunk <= 0 or self.new_chunked is not None:
+                return Result.OTHER
+            cut = self.rem_chunk  # not floored to a page
+        self._charge(request, cut, new_tokens - cut)
+        return self.state()
 
     def state(self) -> Result:
         """Whether there is room for another request."""

@@ -37,6 +37,12 @@ class RankConfig:
     hicache_write_policy: str = ""  # write_through | write_back; empty: no host tier (hicache.py)
     hicache_storage: bool = False  # prefetch from storage when a request arrives
     reserve_all_slots: bool = False
+    # Where SGLang's rules can hurt, one switch a rule (scheduler.rules, docs/batches.md); the defaults are SGLang's.
+    reopen_empty_slots: bool = False  # a slot with nothing running is never closed
+    defer_empty_visits: bool = True  # prefill_decode_interval also holds up a slot that has nothing to decode
+    empty_chunk_pieces: bool = True  # a chunk whose budget is used up by the decodes is launched with 0 tokens
+    chunk_counts_as_row: bool = True  # a continued chunk counts among the rows that its batch takes
+    evict_ahead: bool = True  # allocations evict more than they take (kv.py)
     hidden_after_launch: bool = False
     skip_pure_chunk_output: bool = False
     exchange_order: str = "send_first"

@@ -114,6 +114,10 @@ class Reply:
     reason: str = ""
 
 
+CLOSED = "closed"  # batch_is_full with nothing running: nothing in the loop opens the slot again
+DEFERRED = "deferred"  # prefill_decode_interval, although the slot had nothing to decode
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """One visit of a slot, in logical terms only: no time, no address. This is what the digests cover."""
@@ -125,6 +129,7 @@ class Decision:
     retracted: tuple[str, ...]
     chunked_rid: str | None
     state_digest: str  # queues, running sets, pool and ratio after the decision
+    stall: str = ""  # a rule, not a want of work or memory, left this visit empty: CLOSED or DEFERRED
 
 
 @dataclass(frozen=True, slots=True)

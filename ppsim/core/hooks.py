@@ -95,7 +95,11 @@ class Hooks:
         return 0 < limit <= num_chunks
 
     def rows_taken(self, num_admitted: int, num_new_rows: int) -> int:
-        """Rows of the request table that this batch takes: a continued chunk has its row already (bugs.md B86)."""
+        """Rows of the request table that count as taken by this batch, as the rules say (bugs.md B86).
+
+        ``num_admitted`` counts a continued chunk, which has its row already; ``num_new_rows`` counts it where
+        scheduler.chunk_counts_as_row says so.
+        """
         return num_new_rows
 
     def context_to_fit(self, new_tokens: int, chunk_budget: int | None) -> int:
@@ -117,9 +121,9 @@ class Hooks:
         """Budget of the next chunk of a request whose first ``prefix_len`` tokens are done."""
         return planned
 
-    def clears_full_flag(self, slot: Slot, shrank: bool) -> bool:
-        """Whether ``batch_is_full`` falls now: the running set shrank or is empty (bugs.md B86)."""
-        return shrank or not slot.running
+    def clears_full_flag(self, slot: Slot, falls: bool) -> bool:
+        """Whether ``batch_is_full`` falls now; ``falls``: by the rules it does (docs/batches.md; bugs.md B86)."""
+        return falls
 
     def retraction_order(self, running: list[Request]) -> list[Request]:
         """Most preferred first; the last one is retracted first (protocol.md 4.5)."""

@@ -14,6 +14,7 @@ from ppsim.core.agreed import Agreed
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Reply
+from ppsim.core.foresight import RESERVE_TOKENS
 from ppsim.core.hooks import Hooks
 from ppsim.core.kv import KVCache
 from ppsim.core.messages import AbortReq, FlushCache, Input, NewRequest
@@ -200,6 +201,14 @@ class Intake:
                 f"{request.prompt_len} prompt + {spec.max_new_tokens} new tokens + one page never fit the KV pool of "
                 f"{capacity} tokens"
             )
+        foreseen = spec.ignore_eos and not config.enable_radix_cache and not config.reserve_all_slots
+        if foreseen and self.role.prefills:  # admission counts all of its output, not clipped (foresight.py)
+            pages = self.kv.pool.pages_for(request.prompt_len)
+            if capacity - pages * config.page_size - spec.max_new_tokens <= RESERVE_TOKENS:
+                return (
+                    f"{request.prompt_len} prompt + {spec.max_new_tokens} new tokens, which it makes all as it ignores "
+                    f"the end of sequence, never fit the KV pool of {capacity} tokens"
+                )
         return ""
 
     @property

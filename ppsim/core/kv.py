@@ -7,6 +7,13 @@
     retract    releases everything                                    unlocked, grows by nothing
 
 With the radix cache off the tree stays empty and every page belongs to one request.
+
+An allocation evicts what is missing. SGLang evicts more (``RankConfig.evict_ahead``; rules 3a to 3c of the comparison
+in docs/batches.md), which costs cache hits later:
+
+    prefill       with pages above 1: room for the new tokens and one page a request
+    decode        with pages above 1: room for one page a request, whether or not a page is due
+    retraction    room for the next ``retract_decode_steps`` tokens of each request that stays
 """
 
 from __future__ import annotations
@@ -29,6 +36,7 @@ class KVCache:
         self, config: RankConfig, num_tokens: int, hooks: Hooks, host_tokens: int = 0, ask: Ask | None = None
     ) -> None:
         self.enable_radix_cache = config.enable_radix_cache
+        self.evicts_ahead = config.evict_ahead
         self.pool = Pool(num_tokens, config.page_size)
         self.tiers: HiRadixCache | None = None
         if config.hicache_write_policy:
@@ -54,13 +62,18 @@ class KVCache:
             return Match(0, [], self.tree.root)
         return self.tree.match(request.tokens(request.seq_len - 1))
 
+    @agreed_call("INV-27", "request.rid", "request.seq_len", result=("result.num_tokens",))
+    def match_whole(self, request: Request) -> Match:
+        """The same with the last token: what is looked up for sorting only (sglang_rules 6)."""
+        return self.tree.match(request.tokens(request.seq_len))
+
     @agreed_call("INV-24", "request.rid", "len(request.pages)", state=("len(free_rows)",))
     def admit_prefix(self, request: Request) -> None:
         """Give an admitted request its row and its share of the cached prefix it stands on (already locked)."""
         self.take_row(request)
         self.pool.share(request.pages)
         request.pages = list(request.pages)
-        request.kv_len = request.cached_len = len(request.pages) * self.pool.page_size
+        request.kv_len = request.cached_len = request.stashed_len = len(request.pages) * self.pool.page_size
 
     # --- tiers (hicache.py) ----------------------------------------------------------------------------------
 
@@ -134,6 +147,16 @@ class KVCache:
         if num_pages > self.pool.num_free_pages:
             self.tree.evict(num_pages - self.pool.num_free_pages)
 
+    def evict_ahead(self, num_tokens: int, num_requests: int) -> None:
+        """Make room as SGLang's paged allocation does: for the new tokens and a page a request, needed or not."""
+        if self.evicts_ahead and self.pool.page_size > 1:
+            self.evict_for(self.pool.pages_for(num_tokens) + num_requests)
+
+    def evict_after_retraction(self, num_tokens: int) -> None:
+        """The same behind a retracted request: room for the next steps of those that stay."""
+        if self.evicts_ahead:
+            self.evict_for(self.pool.pages_for(num_tokens))
+
     @agreed_call("INV-25", "request.rid", "request.kv_len", "request.cached_len")
     def stash(self, request: Request) -> None:
         """Put what is computed (or launched) of an unfinished request into the tree and stand on the new node.
@@ -142,6 +165,7 @@ class KVCache:
         stream (protocol.md 4.1 step 3). So the pages of a duplicate go back while a launched chunk still writes them:
         who writes to them off that stream (a load from host memory) must wait for it.
         """
+        request.stashed_len = request.kv_len
         if not self.enable_radix_cache:
             return
         tokens = request.tokens(request.kv_len)
@@ -199,5 +223,5 @@ class KVCache:
             self.tree.unlock(request.last_node)
         assert request.req_slot is not None
         self.free_rows.append(request.req_slot)
-        request.pages, request.kv_len, request.cached_len = [], 0, 0
+        request.pages, request.kv_len, request.cached_len, request.stashed_len = [], 0, 0, 0
         request.last_node, request.req_slot = None, None

@@ -1,8 +1,11 @@
 """The order in which waiting requests are tried (protocol.md 4.2 step 5).
 
 ``fcfs`` keeps the order of the queue, requests of a higher ``priority`` first. ``lpm`` sorts by matched prefix, longest
-first, for good; with more than 128 waiting requests it falls back to fcfs. A request that shares 32 or more leading
-tokens with an earlier waiting one, and hits at most 32 itself, goes last: once the earlier one has run, it will hit.
+first, for good; with more than 128 waiting requests it falls back to fcfs. The whole prompt is looked up for that,
+which splits nodes and refreshes recency accordingly; only the key of the sort leaves the last token out.
+
+A request that shares 32 or more leading tokens with an earlier waiting one, and hits at most 32 itself, goes last: once
+the earlier one has run, it will hit.
 """
 
 from __future__ import annotations
@@ -25,8 +28,9 @@ def waiting_order(config: RankConfig, waiting: list[Request], kv: KVCache) -> li
     heads: dict[bytes, str] = {}
     rank: dict[str, int] = {}
     for request in waiting:
-        hit = kv.match(request).num_tokens
-        rank[request.rid] = -hit
+        found = kv.match_whole(request)
+        hit = found.num_tokens
+        rank[request.rid] = -min(hit + found.host_tokens, request.seq_len - 1)
         if hit > CHECK_THRESHOLD or request.seq_len < DEPRIORITIZE_THRESHOLD:
             continue
         head = request.tokens(DEPRIORITIZE_THRESHOLD)

@@ -31,6 +31,7 @@ class PrefillRole(Role):
     """Queues of a prefill server. ``num_buffers`` counts the metadata buffers of protocol.md 6.5."""
 
     clears_full_flag = True
+    defers_prefill = False
 
     def __init__(self, scheduler: Intake) -> None:
         super().__init__(scheduler)

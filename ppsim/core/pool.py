@@ -3,8 +3,9 @@
     page 0                 padding, never given out
     pages 1 .. num_pages   refs == 0: in the free list;  refs > 0: held by requests and/or the radix tree
 
-A page returns to the free list when its last holder releases it. The free list is FIFO, so that equal decisions give
-equal page numbers on every rank (protocol.md 4.9: a consequence of lockstep, not a requirement).
+A page returns to the free list when its last holder releases it. With pages of one token the free list is FIFO; with
+larger pages what is freed together goes to its front, in rising order, as in SGLang's paged allocator. Either way equal
+decisions give equal page numbers on every rank (protocol.md 4.9: a consequence of lockstep, not a requirement).
 """
 
 from __future__ import annotations
@@ -17,32 +18,44 @@ from ppsim.core.errors import PoolError
 
 
 class FreePages:
-    """The free list, oldest first. Pages that were never taken are a range and no list: a pool may have millions."""
+    """The free list, head first. Pages that were never taken are a range and no list: a pool may have millions.
 
-    def __init__(self, num_pages: int) -> None:
-        self.new = range(1, num_pages + 1)  # never taken, ahead of all that came back
+    What comes back goes to the tail, behind the pages that were never taken; with ``to_front`` to the head of the list.
+    """
+
+    def __init__(self, num_pages: int, to_front: bool = False) -> None:
+        self.new = range(1, num_pages + 1)  # never taken
         self.returned: deque[int] = deque()
         self.num_pages = num_pages
+        self.to_front = to_front
 
     def take(self, num_pages: int) -> list[int]:
         """So many pages from the head; there must be enough."""
         if num_pages == 0:
             return []
         self.num_pages -= num_pages
-        pages = list(self.new[:num_pages])
-        self.new = self.new[num_pages:]
+        pages: list[int] = []
+        while self.to_front and self.returned and len(pages) < num_pages:
+            pages.append(self.returned.popleft())
+        num_new = min(num_pages - len(pages), len(self.new))
+        pages += self.new[:num_new]
+        self.new = self.new[num_new:]
         while len(pages) < num_pages:
             pages.append(self.returned.popleft())
         return pages
 
-    def append(self, page: int) -> None:
-        self.num_pages += 1
-        self.returned.append(page)
+    def give_back(self, pages: list[int]) -> None:
+        """Pages that were freed together."""
+        self.num_pages += len(pages)
+        if self.to_front:
+            self.returned.extendleft(sorted(pages, reverse=True))
+        else:
+            self.returned.extend(pages)
 
     def pop(self) -> int:
         """The last one."""
         self.num_pages -= 1
-        if self.returned:
+        if self.returned and not (self.to_front and self.new):
             return self.returned.pop()
         page = self.new[-1]
         self.new = self.new[:-1]
@@ -55,7 +68,7 @@ class Pool:
     def __init__(self, num_tokens: int, page_size: int) -> None:
         self.page_size = page_size
         self.num_pages = num_tokens // page_size
-        self._free = FreePages(self.num_pages)
+        self._free = FreePages(self.num_pages, to_front=page_size > 1)
         self._refs: dict[int, int] = {}  # holders of every page that was ever taken
         self.on_free: Callable[[int], None] | None = None  # a world's check: told of every page that becomes free
 
@@ -100,15 +113,18 @@ class Pool:
     @agreed_call("INV-23", "len(pages)", state=("num_free_pages",))
     def release(self, pages: Iterable[int]) -> None:
         """One holder less for each page. Raises PoolError for a page that is free already (freed twice)."""
+        freed: list[int] = []
         for page in pages:
             refs = self._refs.get(page, 0)
             if refs == 0:
                 raise PoolError(f"page {page} is freed twice")
             self._refs[page] = refs - 1
             if refs == 1:
-                self._free.append(page)
-                if self.on_free is not None:
-                    self.on_free(page)
+                freed.append(page)
+        self._free.give_back(freed)
+        if self.on_free is not None:
+            for page in freed:
+                self.on_free(page)
 
     def audit(self) -> str:
         """Empty if every page is either free once or held; otherwise what is wrong."""

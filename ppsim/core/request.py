@@ -129,6 +129,7 @@ class Request:
     pages: list[int] = field(default_factory=list)
     kv_len: int = 0
     cached_len: int = 0
+    stashed_len: int = 0  # what the tree was offered already (its whole pages are in it)
     last_node: Node | None = None
     req_slot: int | None = None  # row of the request table
     inflight_middle_chunks: int = 0

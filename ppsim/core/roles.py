@@ -25,6 +25,7 @@ class Role:
     prefills = True  # builds prefill batches
     num_buffers = total_buffers = 0  # metadata buffers: free ones, all of them
     clears_full_flag = False  # batch_is_full falls at every visit (as the PD loops do)
+    defers_prefill = True  # prefill_decode_interval is looked at (the PD loops never do)
 
     def __init__(self, scheduler: Intake) -> None:
         self.scheduler = scheduler

@@ -10,13 +10,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
-from ppsim.core.admission import PrefillAdder, Result, expected_growth, full_growth
+from ppsim.core.admission import Growth, PrefillAdder, Result, expected_growth, full_growth
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.batch import ForwardBatch, Mode, Piece
 from ppsim.core.config import RankConfig
 from ppsim.core.digest import digest
-from ppsim.core.effects import Decision, Harvest, Reply
+from ppsim.core.effects import CLOSED, DEFERRED, Decision, Harvest, Reply
 from ppsim.core.errors import InvariantViolation
+from ppsim.core.foresight import Foresight
 from ppsim.core.intake import Intake
 from ppsim.core.order import waiting_order
 from ppsim.core.request import Event, Request, State
@@ -49,44 +50,72 @@ class Scheduler(Intake):
         retracted: list[str] = []
         batch = None
         self.role.before_schedule(slot)
-        if self.role.prefills and not self._decode_is_owed(slot) and self.hooks.may_prefill(self, slot):
+        deferred = self._prefill_is_deferred(slot)
+        if self.role.prefills and not deferred and self.hooks.may_prefill(self, slot):
             batch = self._new_prefill(slot, iteration)
         if batch is None:
             batch = self._decode(slot, iteration, retracted)
         count_prefill(self, slot, batch)
         slot.launched, slot.in_flight = batch, batch is not None
-        return batch, self._decision(iteration, slot, batch, retracted)
+        return batch, self._decision(iteration, slot, batch, retracted, self._stall(slot, iteration, deferred))
 
     def _stash_chunk(self) -> None:
         """Cache what is launched of the chunked request, so that the next chunk continues on the tree's pages."""
-        if self.chunked is not None and self.chunked.kv_len > self.chunked.cached_len:
+        if self.chunked is not None and self.chunked.kv_len > self.chunked.stashed_len:
             self.kv.stash(self.chunked)
             self.role.chunk_done(self.chunked)
 
     def _merge_last_batch(self, slot: Slot) -> None:
-        """Requests whose prompt is done join the slot's decode set; consumed once (protocol.md 1.4, stale entry)."""
+        """Requests whose prompt is done join the slot's decode set; consumed once (protocol.md 1.4, stale entry).
+
+        SGLang keeps ``batch_is_full`` on the running batch. Where the slot ran nothing, the harvested batch becomes the
+        running batch: another object, whose flag is down (docs/batches.md).
+        """
         last, slot.last_batch = slot.last_batch, None
-        shrank = False
+        falls = False
         if last is not None and last.is_extend:
             unfinished = (last.chunked_rid, self.chunked.rid if self.chunked else None)
             stay = [r for r in last.requests if r.state is State.DECODE and r.rid not in unfinished]
-            shrank = len(stay) < len(last.requests)
+            shrank, becomes_running = len(stay) < len(last.requests), bool(stay) and not slot.running
+            falls = shrank or becomes_running
             slot.running += stay
-        if self.hooks.clears_full_flag(slot, shrank) or self.role.clears_full_flag:
+        if self.config.reopen_empty_slots and not slot.running:
+            falls = True
+        if self.hooks.clears_full_flag(slot, falls) or self.role.clears_full_flag:
             slot.batch_is_full = False
 
-    def _decode_is_owed(self, slot: Slot) -> bool:
-        """prefill_decode_interval: after a prefill the rank decodes for so many iterations where a slot has work."""
-        if self.decode_turns == 0:
+    def _prefill_is_deferred(self, slot: Slot) -> bool:
+        """prefill_decode_interval: after a prefill the rank prefills nothing for so many iterations.
+
+        SGLang holds up every slot, also one that has nothing to decode and a prompt that is being cut.
+        """
+        if self.decode_turns == 0 or not self.role.defers_prefill:
             return False
         self.decode_turns -= 1
-        return any(r.state is State.DECODE for r in slot.running)
+        return self.config.defer_empty_visits or any(r.state is State.DECODE for r in slot.running)
+
+    def _stall(self, slot: Slot, iteration: int, deferred: bool) -> str:
+        """Why this visit runs nothing, if that is a rule's doing and not for want of work or memory."""
+        opens = self.role.clears_full_flag or self.config.reopen_empty_slots
+        if slot.launched is not None or slot.running or opens or not slot.batch_is_full:
+            slot.closed_since = -1
+        elif slot.closed_since < 0:
+            slot.closed_since = iteration
+        if slot.closed_since >= 0:
+            self.note("slot is closed")
+            return CLOSED
+        if deferred and slot.launched is None and not slot.running and (self.waiting or self.chunked is not None):
+            self.note("deferred with nothing to decode")
+            return DEFERRED
+        return ""
 
     # --- prefill ---------------------------------------------------------------------------------------------
 
     def num_places(self, slot: Slot, num_admitted: int, num_new_rows: int) -> int:
-        """Requests that the slot may still take. A continued chunk holds its row already (bugs.md B86)."""
+        """Requests that the slot may still take. SGLang counts the row of a continued chunk twice (bugs.md B86)."""
         in_slot = self.config.max_micro_batch_size - len(slot.running) - num_admitted
+        if self.config.chunk_counts_as_row:
+            num_new_rows = num_admitted
         return min(in_slot, len(self.kv.free_rows) - self.hooks.rows_taken(num_admitted, num_new_rows))
 
     def _new_prefill(self, slot: Slot, iteration: int) -> LaunchedBatch | None:
@@ -120,15 +149,17 @@ class Scheduler(Intake):
     def _adder(self, slot: Slot, num_mixed: int) -> PrefillAdder:
         if self.config.reserve_all_slots:
             others = (r for r in self.requests.values() if r.req_slot is not None and r is not self.chunked)
-            growth = full_growth(self.kv.pool, others)
+            tokens = full_growth(self.kv.pool, others)
+            growth, foresight = Growth(tokens, tokens), None
         else:
             growth = expected_growth(self.config, self.ratio, slot.running)
+            foresight = None if self.kv.enable_radix_cache else Foresight(self.ratio, slot.running)
         budget = self.config.chunked_prefill_size
         if budget is not None and self.chunked is not None:
             done = self.chunked.kv_len
             budget = self.hooks.chunk_size(self, done, planned_chunk(self.config, done))
         self.last_chunk_budget = budget
-        return PrefillAdder(self.config, self.kv.pool, self.kv.tree, growth, budget, num_mixed)
+        return PrefillAdder(self.config, self.kv.pool, self.kv.tree, growth, budget, num_mixed, foresight)
 
     def admit_waiting(self, slot: Slot, adder: PrefillAdder) -> None:
         """Try waiting requests in order until one does not fit; admitted ones get their row and cached prefix."""
@@ -153,7 +184,8 @@ class Scheduler(Intake):
                 request.pages = found.pages
             if result is Result.NO_TOKEN:
                 self.note("no token")
-                slot.batch_is_full = True
+                # With a host tier an empty slot is not closed: what it waits for may be locked by copies (4.2 step 8).
+                slot.batch_is_full = self.kv.tiers is None or bool(adder.admitted) or bool(slot.running)
             if result is not Result.CONTINUE:
                 break
         for request in taken:
@@ -165,6 +197,7 @@ class Scheduler(Intake):
         rows: list[Row] = []
         self.chunked = adder.new_chunked
         put_back: list[Request] = []
+        self.kv.evict_ahead(sum(item.new_tokens for item in adder.admitted), len(adder.admitted))
         for item in adder.admitted:
             request = item.request
             if not self.kv.can_grow(request, item.new_tokens) or self.hooks.allocation_fails(request):
@@ -178,6 +211,8 @@ class Scheduler(Intake):
                 request.inflight_middle_chunks += 1
                 if request.inflight_middle_chunks > 2:
                     self.note("third chunk")
+            if item.new_tokens == 0:
+                self.note("piece of no token")
             rows.append(Row(request, prefix_len, item.new_tokens, item.is_last_chunk, False))
         if put_back:
             self._put_back(put_back)
@@ -200,17 +235,16 @@ class Scheduler(Intake):
         self.waiting = [r for r in requests if r is not self.chunked] + self.waiting
 
     def _mix_decode(self, slot: Slot, rows: list[Row]) -> bool:
-        """Append the slot's decode set to a prefill batch, one token each (protocol.md 4.8)."""
-        before = len(slot.running)
-        if not before or any(r.spec.return_logprob for r in slot.running + [row.request for row in rows]):
+        """Append the slot's decode set to a prefill batch, one token each (protocol.md 4.8).
+
+        The slot's decode set is a new, empty one behind it, which keeps ``batch_is_full``.
+        """
+        if not slot.running or any(r.spec.return_logprob for r in slot.running + [row.request for row in rows]):
             return False
         slot.running = [r for r in slot.running if r.state is State.DECODE]
-        if self.hooks.clears_full_flag(slot, len(slot.running) < before):
-            slot.batch_is_full = False
         if not slot.running or not self._decode_fits(slot.running):
             return False
-        for request in slot.running:
-            rows.append(self._grow_one(request))
+        rows += self._grow_all(slot.running)
         slot.running = []
         return True
 
@@ -220,19 +254,21 @@ class Scheduler(Intake):
         """One token for each running request of the slot; retract within the slot where memory is short (4.5)."""
         before = len(slot.running)
         slot.running = [r for r in slot.running if r.state is State.DECODE]
+        is_held_up = False
         if slot.running and not self._decode_fits(slot.running):
-            if self.kv.is_copying:
+            # What it needs may be locked by copies to host memory, and these end (bugs.md B43).
+            is_held_up = self.kv.is_copying
+            if is_held_up:
                 self.note("decode waits for a copy")
-                return None  # what it needs may be locked by copies to host memory, and these end (bugs.md B43)
-            self._retract(slot, retracted)
+            else:
+                self._retract(slot, retracted)
         elif slot.running:
             self.ratio.decay()
         if self.hooks.clears_full_flag(slot, len(slot.running) < before):
             slot.batch_is_full = False
-        if not slot.running:
+        if not slot.running or is_held_up:
             return None
-        rows = [self._grow_one(request) for request in slot.running]
-        return self._batch(slot, iteration, Mode.DECODE, rows)
+        return self._batch(slot, iteration, Mode.DECODE, self._grow_all(slot.running))
 
     def _decode_fits(self, running: list[Request]) -> bool:
         """Evict only what is missing for one more token each; whether that was enough (protocol.md 4.5)."""
@@ -243,13 +279,14 @@ class Scheduler(Intake):
 
     def _retract(self, slot: Slot, retracted: list[str]) -> None:
         """Pop the least preferred request until the rest fits; abort the last one if even that does not."""
-        order = self.hooks.retraction_order(slot.running)
+        order = list(self.hooks.retraction_order(slot.running))
         popped: list[Request] = []
         while len(order) > 1 and (not popped or not self._decode_fits(order)):
             request = order.pop()
             popped.append(request)
             if self.hooks.frees_retracted(request):
                 self.kv.retract(request)
+            self.kv.evict_after_retraction(self.config.retract_decode_steps * len(order))
             request.num_retractions += 1
         if not self._decode_fits(order):
             self._abort_unfit(order.pop())
@@ -257,7 +294,7 @@ class Scheduler(Intake):
         retracted += [r.rid for r in popped]
         for request in popped:
             self.role.retracted(request)
-        slot.running = [r for r in slot.running if r in order]
+        slot.running = order  # those that stay are in the order of preference from now on
         generated = sum(len(r.output_ids) for r in order)
         limits = sum(r.spec.max_new_tokens for r in order)
         self.ratio.after_retraction(generated, len(order), limits, self.config.retract_decode_steps)
@@ -267,6 +304,12 @@ class Scheduler(Intake):
         self.num_unfit_aborts += 1
         reason = "out of KV memory: the next token does not fit, and no other request of the slot can be retracted"
         self.end(request, Event.ABORT, reason)
+
+    def _grow_all(self, running: list[Request]) -> list[Row]:
+        """One token more for each. SGLang evicts nothing ahead where one of them wants logprobs (kv.py)."""
+        if not any(r.spec.return_logprob for r in running):
+            self.kv.evict_ahead(0, len(running))
+        return [self._grow_one(request) for request in running]
 
     def _grow_one(self, request: Request) -> Row:
         prefix_len = request.kv_len
@@ -407,7 +450,9 @@ class Scheduler(Intake):
         tokens = [token for _, _, token in early] + tokens
         return Harvest(iteration, slot, harvested, tuple(delivered), tuple(finished), tuple(tokens), free, evictable)
 
-    def _decision(self, iteration: int, slot: Slot, batch: LaunchedBatch | None, retracted: list[str]) -> Decision:
+    def _decision(
+        self, iteration: int, slot: Slot, batch: LaunchedBatch | None, retracted: list[str], stall: str
+    ) -> Decision:
         pieces = () if batch is None else tuple((p.rid, p.prefix_len, p.new_tokens) for p in batch.forward.pieces)
         chunked = self.chunked.rid if self.chunked else None
         state = digest(
@@ -424,7 +469,7 @@ class Scheduler(Intake):
             self.ratio.key(),
         )
         mode = "empty" if batch is None else batch.forward.mode.value
-        return Decision(iteration, slot.index, mode, pieces, tuple(retracted), chunked, state)
+        return Decision(iteration, slot.index, mode, pieces, tuple(retracted), chunked, state, stall)
 
 
 def causes(scheduler: Scheduler) -> tuple[tuple[str, str, object], ...]:

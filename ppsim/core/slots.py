@@ -39,6 +39,7 @@ class Slot:
     launched: LaunchedBatch | None = None  # mbs: batch of the latest visit, overwritten only at the next one
     last_batch: LaunchedBatch | None = None  # last_mbs: harvested extend batch that is still to be merged
     in_flight: bool = False  # launched and not yet harvested
+    closed_since: int = -1  # iteration since when no visit could run anything: full, with nothing running; -1: open
     num_prefills: int = 0  # pure prefill batches in a row while its decode set waited (max_consecutive_prefills)
 
 

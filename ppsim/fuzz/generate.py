@@ -18,6 +18,7 @@ from hypothesis.strategies import DrawFn, SearchStrategy
 from ppsim.fuzz.experiment import Chooser, Experiment
 from ppsim.fuzz.pair import two_sides
 from ppsim.fuzz.profiles import Profile
+from ppsim.scenario.rank import SGLANG
 
 MAX_ITERATIONS = 3000
 CHUNK = 16
@@ -138,6 +139,8 @@ def request(draw: DrawFn, on: set[str], index: int) -> dict[str, Any]:
         found["priority"] = draw(number(-1, 2))
     if "skip_rule" in on and draw(number(0, 3)) == 0:
         found["return_logprob"] = True
+    if "ignore_eos" in on and draw(st.booleans()):
+        found["ignore_eos"] = True
     return found
 
 
@@ -223,6 +226,11 @@ def limits(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]
     if "turns" in on and role != "decode":
         prefills, chunks = draw(st.sampled_from(((1, 0), (2, 0), (0, 1), (0, 2), (1, 1))))
         found["max_consecutive_prefills"], found["max_consecutive_chunks"] = prefills, chunks
+    if "mended" in on:
+        found["rules"] = "mended"
+    if "rule_keys" in on:  # an explicit value wins over the rule set
+        keys = draw(st.lists(st.sampled_from(sorted(SGLANG)), min_size=1, max_size=3, unique=True))
+        found |= {key: draw(st.booleans()) for key in keys}
     return found
 
 
@@ -230,6 +238,8 @@ def least_pool(request: dict[str, Any], clip: int, page: int, role: str) -> int:
     """Tokens of a pool that can serve the request alone (``Intake._why_never`` and the decode role's reserve)."""
     prompt, output = int(request["prompt"]), 1 if role == "prefill" else int(request["output"])
     reserve = prompt + min(output, clip) + page + 1
+    if request.get("ignore_eos"):  # all of its output counts where the radix cache is off
+        reserve = max(reserve, prompt + output + page + 1)
     return int(max(reserve, prompt + output, prompt + RESERVE if role in ("decode", "pd") else 0))
 
 

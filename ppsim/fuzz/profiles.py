@@ -46,7 +46,9 @@ BASE = (
     "lost_memory",
     "refused_memory",
     "sampled_stops",
+    "ignore_eos",
 )
+RULES = ("mended", "rule_keys")
 POLICY = (
     "mixed",
     "lpm",
@@ -70,13 +72,13 @@ SIDES = ("ring_bootstrap", "failures", "store_lag", "stuck")
 PROFILES: dict[str, Profile] = {
     p.name: p
     for p in (
-        Profile("plain", ("plain",), (*BASE, *POLICY)),
-        Profile("chunked", ("plain",), (*BASE, "mixed", "small_slots", "few_rows", "turns"), ("chunks",)),
-        Profile("abort", ("plain",), (*BASE, *POLICY, *ENDS), ("aborts",)),
+        Profile("plain", ("plain",), (*BASE, *RULES, *POLICY)),
+        Profile("chunked", ("plain",), (*BASE, *RULES, "mixed", "small_slots", "few_rows", "turns"), ("chunks",)),
+        Profile("abort", ("plain",), (*BASE, *RULES, *POLICY, *ENDS), ("aborts",)),
         Profile(
             "retraction",
             ("plain", "decode"),
-            (*BASE, *DELAYS, "aborts", "mixed", "decode_interval", "small_slots", "no_radix"),
+            (*BASE, *RULES, *DELAYS, "aborts", "mixed", "decode_interval", "small_slots", "no_radix"),
             ("retraction",),
         ),
         Profile("pd", ("prefill", "decode"), (*BASE, *DELAYS, *SIDES, "aborts", "abort_all", "grammar")),
@@ -85,20 +87,33 @@ PROFILES: dict[str, Profile] = {
         Profile(
             "hicache",
             ("plain", "plain", "prefill"),
-            (*BASE, "lpm", "few_rows", "small_slots", "mixed", "aborts", "abort_all", "flush", *DELAYS, *TIERS),
+            (*BASE, *RULES, "lpm", "few_rows", "small_slots", "mixed", "aborts", "abort_all", "flush", *DELAYS, *TIERS),
             ("hicache", "prefixes", "tight_pool"),
         ),
         Profile(
             "fairness",
             ("plain",),
-            ("prefixes", "pages", "depth", "stops", "host", "lpm", "small_slots", "few_rows", "priorities"),
+            ("prefixes", "pages", "depth", "stops", "host", "lpm", "small_slots", "few_rows", "priorities", *RULES),
             ("turns", "chunks", "bursts", "long_outputs", "long_prompts"),
         ),
         Profile("blocking", ("plain",), (*BASE, "aborts", "rendezvous", "parity"), ("rendezvous", "parity")),
         Profile(
             "all",
             ("plain", "plain", "prefill", "decode", "pd"),
-            (*BASE, *POLICY, *DELAYS, *ENDS, *SIDES, *WIRE, "grammar", "hicache", *TIERS, "rendezvous", "parity"),
+            (
+                *BASE,
+                *RULES,
+                *POLICY,
+                *DELAYS,
+                *ENDS,
+                *SIDES,
+                *WIRE,
+                "grammar",
+                "hicache",
+                *TIERS,
+                "rendezvous",
+                "parity",
+            ),
         ),
     )
 }

@@ -19,6 +19,7 @@ from ppsim.errors import ScenarioError
 from ppsim.fuzz.experiment import ANY_ROLE, Experiment, MakeHooks, Outcome, Signature, is_valid, run_experiment
 from ppsim.fuzz.generate import patience
 from ppsim.scenario.load import validate
+from ppsim.scenario.rank import SGLANG
 
 Candidate = Callable[[Experiment], Iterator[Experiment]]
 MAX_RUNS = 600
@@ -290,8 +291,11 @@ def default_features(e: Experiment) -> Iterator[Experiment]:
     for section, key, value in DEFAULTS:
         if key in e.raw.get(section, {}) and e.raw[section][key] != value:
             yield edited(e, lambda raw, s=section, k=key, v=value: raw[s].__setitem__(k, v))  # type: ignore[misc]
+    for key in ("rules", *SGLANG):
+        if key in e.raw["scheduler"]:
+            yield edited(e, lambda raw, k=key: raw["scheduler"].pop(k))  # type: ignore[misc]
     for i, request in enumerate(e.raw["workload"].get("requests", ())):
-        for key in ("prefix_blocks", "stop_after", "return_logprob", "grammar", "priority"):
+        for key in ("prefix_blocks", "stop_after", "return_logprob", "grammar", "priority", "ignore_eos"):
             if key in request:
                 yield edited(e, lambda raw, i=i, k=key: raw["workload"]["requests"][i].pop(k))  # type: ignore[misc]
 

@@ -99,6 +99,7 @@ SHAPES: dict[str, tuple[tuple[str, Check], ...]] = {
         ("retracted", many(string)),
         ("chunked_rid", optional(string)),
         ("state_digest", string),
+        ("stall", string),
     ),
     "harvest": (
         ("rank", integer),
@@ -134,6 +135,8 @@ SHAPES: dict[str, tuple[tuple[str, Check], ...]] = {
     "warning": (("message", string),),
     "end": (("num_lines", integer), ("digest", string)),
 }
+NUM_OPTIONAL = {"decision": 1}
+"""Last fields of a record that are left out where they are empty: older recordings have none of them."""
 
 
 def parse_row(value: Any) -> tuple[str, list[Any]]:
@@ -144,8 +147,11 @@ def parse_row(value: Any) -> tuple[str, list[Any]]:
     shape = SHAPES.get(kind)
     if shape is None:
         raise BadField("kind", f"one of {', '.join(SHAPES)}", kind)
-    if len(fields) != len(shape):
-        raise BadField(kind, f"{len(shape)} fields ({', '.join(name for name, _ in shape)})", f"{len(fields)}")
+    least = len(shape) - NUM_OPTIONAL.get(kind, 0)
+    if not least <= len(fields) <= len(shape):
+        names = [name for name, _ in shape]
+        more = f", and {', '.join(names[least:])} where it is not empty" if names[least:] else ""
+        raise BadField(kind, f"{least} fields ({', '.join(names[:least])}){more}", f"{len(fields)}")
     checked = []
     for (name, check), field in zip(shape, fields):
         try:
@@ -156,7 +162,8 @@ def parse_row(value: Any) -> tuple[str, list[Any]]:
 
 
 def decision_fields(d: Decision) -> tuple[object, ...]:
-    return (d.iteration, d.slot, d.mode, d.pieces, d.retracted, d.chunked_rid, d.state_digest)
+    fields = (d.iteration, d.slot, d.mode, d.pieces, d.retracted, d.chunked_rid, d.state_digest)
+    return (*fields, d.stall) if d.stall else fields
 
 
 def harvest_fields(h: Harvest) -> tuple[object, ...]:

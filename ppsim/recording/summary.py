@@ -25,6 +25,7 @@ from ppsim.recording.digest import digests_of
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import Span, TimedReply, Verdict
 from ppsim.recording.shares import SHARES, admissions, ttft_shares
+from ppsim.recording.stalls import stalls, stalls_json
 
 NS_PER_S = 1_000_000_000
 
@@ -82,6 +83,7 @@ def summarize(recording: Recording, verdict: Verdict) -> dict[str, Any]:
         "output_tokens_per_s": rate(output_tokens, makespan_ns),
         **cache_use(recording if recording.peer is None else recording.peer, lives),
         **tier_use(recording if recording.peer is None else recording.peer),
+        **stalls_json(stalls(recording)),
         "stages": [stage.as_json() for stage in stages],
         "decision_digests": list(digests.decisions),
         "warnings": recording.warnings,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ppsim.errors import UsageError
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import Span
+from ppsim.recording.stalls import stalls
 from ppsim.recording.summary import NS_PER_S, bubble_ratio, covered_ns, forward_window, stage_times
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def plot_gantt(recording: Recording, path: Path, *, from_s: float | None = None,
 def title(recording: Recording) -> str:
     stages = [stage_times(recording, pp_rank) for pp_rank in range(recording.pp_size)]
     bubble = 100 * bubble_ratio(stages)
-    return f"{recording.name} ({recording.world})   pp_size {recording.pp_size}   bubble {bubble:.1f} % of the run"
+    run = f"{recording.name} ({recording.world})   pp_size {recording.pp_size}   bubble {bubble:.1f} % of the run"
+    return "\n".join([run, *stalls(recording).sentences()])
 
 
 def stable_metadata(path: Path) -> dict[str, Any]:

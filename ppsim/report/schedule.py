@@ -39,6 +39,7 @@ def schedule(recording: Recording, rank: int = 0) -> Iterator[dict[str, Any]]:
             "evictable_tokens": harvest.evictable_tokens if seen else None,
             "token_ids": list(harvest.token_ids),
             "chunked_rid": decision.chunked_rid,
+            "stall": decision.stall,
             "digest": link,
         }
 
@@ -53,10 +54,11 @@ def schedule_text(recording: Recording, rank: int = 0, *, max_names: int = 6) ->
         harvest = "" if entry["harvested"] is None else f" | harvests {entry['harvested']}: {done or 'no token'}"
         ended = f" | ends {shorten(entry['finished'], max_names)}" if entry["finished"] else ""
         retracted = f" | retracts {shorten(entry['retracted'], max_names)}" if entry["retracted"] else ""
+        stall = f" | {entry['stall']}" if entry["stall"] else ""
         free = "-" if entry["free_tokens"] is None else entry["free_tokens"]
         yield (
             f"{entry['iteration']:>9} {entry['slot']:>4} {entry['mode']:<7}{tokens:>7} {free:>9}  "
-            f"{batch or '-'}{harvest}{ended}{retracted}"
+            f"{batch or '-'}{stall}{harvest}{ended}{retracted}"
         )
 
 

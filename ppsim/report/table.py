@@ -37,6 +37,8 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         f"throughput  {s['input_tokens_per_s']:,.1f} input tokens/s, {s['output_tokens_per_s']:,.1f} output tokens/s",
         f"cache       {s['cached_tokens']:,} prompt tokens found, hit rate {percent(s['cache_hit_rate'])}",
         *tiers_text(s),
+        *[f"rules       {sentence}" for sentence in s["rules_told"]],
+        *[f"rules       prefill: {sentence}" for sentence in s.get("prefill", {"rules_told": ()})["rules_told"]],
         "",
         f"{'latency':<10}" + "".join(f"{name:>11}" for name in PERCENTILES),
         *[latency_row(name, s[key], meaning) for name, key, meaning in LATENCIES],

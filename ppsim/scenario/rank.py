@@ -10,7 +10,7 @@ from ppsim.cost.memory import model_capacity
 from ppsim.errors import ScenarioError
 from ppsim.scenario.chunks import chunk_table, first_chunk
 from ppsim.scenario.layers import model_shape, partition_of
-from ppsim.scenario.tree import Scenario
+from ppsim.scenario.tree import Scenario, Scheduler
 
 INIT_NEW_TOKEN_RATIO = Fraction(7, 10)  # SGLANG_INIT_NEW_TOKEN_RATIO
 MIN_NEW_TOKEN_RATIO_FACTOR = Fraction(14, 100)  # SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR
@@ -46,6 +46,7 @@ def rank_config(s: Scenario, pp_rank: int, tp_rank: int = 0) -> RankConfig:
         hicache_storage=s.hicache.enabled and s.hicache.storage,
         context_length=c.context_length,
         clip_max_new_tokens=c.clip_max_new_tokens,
+        **rule_set(c),
         reserve_all_slots=c.reserve_decode == "all_slots",
         hidden_after_launch=c.hidden_send == "after_launch",
         skip_pure_chunk_output=c.skip_pure_chunked_output_comm,
@@ -64,6 +65,23 @@ def rank_config(s: Scenario, pp_rank: int, tp_rank: int = 0) -> RankConfig:
         retract_decode_steps=RETRACT_DECODE_STEPS,
         consensus_check_interval=s.run.consensus_check_interval,
     )
+
+
+SGLANG = {
+    "reopen_empty_slots": False,
+    "defer_empty_visits": True,
+    "empty_chunk_pieces": True,
+    "chunk_counts_as_row": True,
+    "evict_ahead": True,
+}
+RULE_SETS = {"sglang": SGLANG, "mended": {key: not value for key, value in SGLANG.items()}}
+"""What ``scheduler.rules`` sets (docs/batches.md). ``mended`` differs in every rule that has a key."""
+
+
+def rule_set(scheduler: Scheduler) -> dict[str, bool]:
+    """The rules that have a key of their own: as given, else those of ``scheduler.rules``."""
+    given = {key: getattr(scheduler, key) for key in SGLANG}
+    return {key: RULE_SETS[scheduler.rules][key] if value is None else value for key, value in given.items()}
 
 
 def local_capacity_tokens(s: Scenario, pp_rank: int) -> int:

@@ -37,6 +37,12 @@ class Cluster(Section):
 class Scheduler(Section):
     """Limits and policies that every rank must share (protocol.md 4 and 10.1)."""
 
+    rules: Literal["sglang", "mended"] = "sglang"  # whose rules decide; the five keys below take their default from it
+    reopen_empty_slots: bool | None = None  # a slot with nothing running is open; else it can close for ever (mended)
+    defer_empty_visits: bool | None = None  # prefill_decode_interval holds up slots with nothing to decode too (sglang)
+    empty_chunk_pieces: bool | None = None  # a chunk that decodes leave no budget is launched with 0 tokens (sglang)
+    chunk_counts_as_row: bool | None = None  # a continued chunk counts among the rows its batch takes (sglang)
+    evict_ahead: bool | None = None  # allocations evict a page a request, and 20 steps behind a retraction (sglang)
     schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
     chunked_prefill_size: int = 8192  # tokens; -1: no chunking
     enable_dynamic_chunking: bool = False  # chunks of equal time for a prompt that is being continued

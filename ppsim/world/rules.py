@@ -27,6 +27,7 @@ from ppsim.world.turn_rules import TurnRules
 
 if TYPE_CHECKING:
     from ppsim.core.scheduler import Scheduler
+    from ppsim.core.slots import Slot
     from ppsim.world.driver import SimulatedRank
 
 View = tuple[tuple[str, ...], tuple[str, ...]]
@@ -41,6 +42,7 @@ class Rules:
         self.views: dict[tuple[str, int], dict[int, View]] = {}  # (vote, iteration) -> what each rank saw
         self.marked: dict[int, dict[str, int]] = {}  # rank -> rid -> iteration of arrival, once it is marked
         self.was_full: dict[tuple[int, int], bool] = {}  # (rank, slot) -> batch_is_full after its last visit
+        self.members: dict[tuple[int, int], dict[str, None]] = {}  # likewise: running in it or launched
         self.known: dict[int, set[str]] = {}  # rank -> requests that have run before
         self.turns = TurnRules()
 
@@ -142,9 +144,18 @@ class Rules:
             output = expected_output(scheduler.config, request.spec.max_new_tokens - len(request.output_ids))
             missing = (pool.pages_for(request.seq_len + output - 1) - len(request.pages)) * pool.page_size
             left = scheduler.kv.available_tokens + self._taken_by_decodes(scheduler, decision)
+            left += self._given_back(scheduler, decision, request)
             if missing > left:
                 text = f"it is admitted, but {rest} more prompt tokens and its output ({missing} in all) do not fit "
                 fail("INV-69", r, rid, text + f"into the {left} tokens that are left")
+
+    def _given_back(self, scheduler: Scheduler, decision: fx.Decision, request: Request) -> int:
+        """Tokens that a request may count on although others of its slot still hold them (foresight.py), at most."""
+        config, slot = scheduler.config, scheduler.slots.current(decision.iteration)
+        if not request.spec.ignore_eos or scheduler.kv.enable_radix_cache or config.reserve_all_slots:
+            return 0
+        beside = {q.rid: len(q.pages) for q in (*slot.running, *(slot.launched.requests if slot.launched else ()))}
+        return config.page_size * sum(pages for rid, pages in beside.items() if rid != request.rid)
 
     def _taken_by_decodes(self, scheduler: Scheduler, decision: fx.Decision) -> int:
         """Tokens of the pages that the decode rows of a mixed batch have begun."""
@@ -161,11 +172,17 @@ class Rules:
         key = (r.rank_id, slot.index)
         closed = slot.batch_is_full and not self.was_full.get(key, False)
         self.was_full[key] = slot.batch_is_full
+        launched = () if slot.launched is None else slot.launched.requests
+        members = dict.fromkeys(q.rid for q in (*slot.running, *launched))
+        # Mixing drops who has ended after they were counted for the last time, also where nobody is left to be mixed.
+        mixes = scheduler.config.enable_mixed_chunk and decision.mode in ("extend", "mixed")
+        counted = self.members.get(key, {}) | members if mixes else members
+        self.members[key] = members
         if not closed or not scheduler.waiting or not scheduler.role.prefills:
             return
-        launched = () if slot.launched is None else slot.launched.requests
-        taken = len({q.rid for q in (*slot.running, *launched)})
-        if not scheduler.kv.free_rows or taken >= scheduler.config.max_micro_batch_size:
+        taken = len(counted)
+        num_rows = len(scheduler.kv.free_rows) - self._rows_of_chunk(scheduler, slot)
+        if num_rows <= 0 or taken >= scheduler.config.max_micro_batch_size:
             return
         first = next((q for q in scheduler.waiting if q.rid not in scheduler.kv.fetches), None)
         if first is None:  # all of them wait for storage
@@ -173,8 +190,16 @@ class Rules:
         wanted = self._wanted(r, first) + sum(self._growth(r, q) for q in scheduler.requests.values() if q.pages)
         if wanted < scheduler.kv.available_tokens:
             places = scheduler.config.max_micro_batch_size - taken
-            text = f"slot {slot.index} is closed to it, although {places} places, {len(scheduler.kv.free_rows)} rows "
+            text = f"slot {slot.index} is closed to it, although {places} places, {num_rows} rows "
             fail("INV-69", r, first.rid, text + f"and {scheduler.kv.available_tokens} tokens are free")
+
+    def _rows_of_chunk(self, scheduler: Scheduler, slot: Slot) -> int:
+        """The row that a continued chunk of this batch has already, where the rules count it once more (9a)."""
+        if slot.launched is None or not scheduler.config.chunk_counts_as_row:
+            return 0
+        batch = slot.launched
+        pieces = zip(batch.forward.pieces, batch.requests)
+        return sum(not piece.is_decode and piece.prefix_len > q.num_cached_tokens for piece, q in pieces)
 
     def _wanted(self, r: SimulatedRank, request: Request) -> int:
         config = r.rank.scheduler.config

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from ppsim.core.admission import PrefillAdder, Result, expected_growth, full_growth
+from ppsim.core.admission import Growth, PrefillAdder, Result, expected_growth, full_growth
 from ppsim.core.config import RankConfig
 from ppsim.core.hooks import Hooks
 from ppsim.core.messages import NewRequest
@@ -37,7 +37,9 @@ class Table:
             pages = self.pool.alloc(cached // conf.page_size)
             self.tree.insert(pack([7] * cached), pages)
             self.pool.release(pages)
-        self.adder = PrefillAdder(conf, self.pool, self.tree, growth, conf.chunked_prefill_size, num_mixed)
+        self.adder = PrefillAdder(
+            conf, self.pool, self.tree, Growth(growth, growth), conf.chunked_prefill_size, num_mixed
+        )
 
     def add(self, prompt: int, max_new: int, *, use_cache: bool = False) -> Result:
         new = request(prompt, max_new)
@@ -145,6 +147,29 @@ def test_a_continued_chunk_takes_the_memory_that_is_left_and_no_page_floor() -> 
     assert u.taken == [(3, False)]
 
 
+@pytest.mark.parametrize(("growth", "taken"), [(Growth(20, 21), 3), (Growth(23, 24), 16), (Growth(21, 21), 3)])
+def test_of_what_is_left_for_a_continued_chunk_whole_tokens_count(growth: Growth, taken: int) -> None:
+    """24 free; growth 20.5: int(3.5) = 3. Growth 23.5: int(0.5) = 0 is nothing, so the whole chunk budget counts."""
+    t = Table(config(page_size=4, chunked_prefill_size=16), 40)
+    t.adder = PrefillAdder(t.adder.config, t.pool, t.tree, growth, 16, 0)
+    chunked = request(100, 1)
+    chunked.kv_len, chunked.pages = 16, t.pool.alloc(4)
+    assert t.adder.add_chunked(chunked)
+    assert t.taken == [(taken, False)]
+
+
+@pytest.mark.parametrize(("num_mixed", "empty_pieces", "taken"), [(16, True, [0]), (20, True, [0]), (16, False, [])])
+def test_a_chunk_whose_budget_the_decodes_have_is_launched_with_no_token(
+    num_mixed: int, empty_pieces: bool, taken: list[int]
+) -> None:
+    """SGLang's rule 9b; mended, it waits."""
+    t = Table(config(chunked_prefill_size=16, empty_chunk_pieces=empty_pieces), 400, num_mixed=num_mixed)
+    chunked = request(100, 1)
+    chunked.kv_len, chunked.pages = 16, t.pool.alloc(16)
+    assert t.adder.add_chunked(chunked) == bool(taken)
+    assert t.taken == [(tokens, False) for tokens in taken]
+
+
 def test_a_chunk_that_cannot_get_one_token_is_parked() -> None:
     """bugs.md B100. The rest of its own last page counts as memory."""
     t = Table(config(page_size=4, chunked_prefill_size=16), 40)
@@ -156,12 +181,13 @@ def test_a_chunk_that_cannot_get_one_token_is_parked() -> None:
     assert t.taken == [(2, False)]
 
 
-def test_growth_of_a_slot_is_what_its_requests_may_still_make_times_the_ratio_floored() -> None:
+def test_growth_of_a_slot_is_what_its_requests_may_still_make_times_the_ratio() -> None:
     running = [request(5, 100), request(5, 7), request(5, 3)]
     running[1].output_ids = [1, 1]
     running[2].output_ids = [1, 1, 1]
     ratio = NewTokenRatio(PLAIN.init_new_token_ratio, PLAIN.min_new_token_ratio, 600)
-    assert expected_growth(config(clip_max_new_tokens=50), ratio, running) == (50 + 5 + 0) * 7 // 10
+    assert expected_growth(config(clip_max_new_tokens=50), ratio, running) == Growth(38, 39)  # 55 x 0.7 = 38.5
+    assert expected_growth(config(clip_max_new_tokens=45), ratio, running) == Growth(35, 35)  # 50 x 0.7
 
 
 def test_full_growth_is_counted_in_pages_up_to_the_token_before_the_last() -> None:

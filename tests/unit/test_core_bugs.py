@@ -144,12 +144,26 @@ def test_b86_the_last_prompt_joins_the_others_as_soon_as_it_is_in(
     pp_size: int, in_slot: int, num_launches: int
 ) -> None:
     """4 prompts of 3000 in chunks of 2048: 6 launches where one slot takes all, 7 where two share them."""
-    config = RankConfig(0, pp_size, chunked_prefill_size=2048, max_running_requests=4, max_micro_batch_size=in_slot)
+    config = RankConfig(
+        0,
+        pp_size,
+        chunked_prefill_size=2048,
+        max_running_requests=4,
+        max_micro_batch_size=in_slot,
+        chunk_counts_as_row=False,
+    )
     _, visits = run(config, ROOMY, *((0, made(f"R{n}", 3000, 200)) for n in (1, 2, 3, 4)))
     prefills = [i for i, _ in launches(visits)]
     assert prefills == list(range(num_launches)), "one an iteration, none waits for a decode to end"
     decodes = [v for v in visits if v.decision.mode == "decode" and v.iteration < num_launches + 2 * pp_size]
     assert {rid for v in decodes for rid, _, _ in v.decision.pieces} == {"R1", "R2", "R3", "R4"}
+
+
+def test_b86_as_sglang_counts_rows_the_last_prompt_waits_for_the_others_to_end() -> None:
+    """The chunk in iteration 4 counts as a fourth row: R4 is left out, and the slot is full until R1's 200 tokens."""
+    config = RankConfig(0, 1, chunked_prefill_size=2048, max_running_requests=4, max_micro_batch_size=4)
+    _, visits = run(config, ROOMY, *((0, made(f"R{n}", 3000, 200)) for n in (1, 2, 3, 4)))
+    assert [i for i, _ in launches(visits)] == [0, 1, 2, 3, 4, 205, 206]
 
 
 class NeverCleared(Hooks):
@@ -207,9 +221,9 @@ def test_b95_without_that_refusal_a_chunk_below_a_page_would_wait_for_ever() -> 
 
 
 def test_b100_a_chunk_without_memory_is_parked_and_goes_on_later() -> None:
-    """R1 decodes and R2's chunks run turn by turn, until R1's last token takes the last place: R2 waits one visit."""
+    """R1 decodes and R2's chunks run turn by turn, until R1 has the last free token: R2 waits one visit."""
     config = RankConfig(0, 2, chunked_prefill_size=8, enable_radix_cache=False, prefill_decode_interval=1)
-    rank, visits = run(config, 3001, (0, made("R1", 1000, 226)), (130, made("R2", 1900, 1)))
+    rank, visits = run(config, 3001, (0, made("R1", 993, 225)), (130, made("R2", 1900, 1)))
     assert rank.scheduler.num_parked_chunks == 1
     assert statuses(rank) == {"R1": "finished", "R2": "finished"}
     pieces = [p for v in visits for p in v.decision.pieces if p[0] == "R2"]

@@ -51,6 +51,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "recording": ({"core", "cost"}, {"tomli_w", "numpy"}),
     "sglang": ({"core", "cost", "scenario"}, {"yaml"}),
     "planted": ({"core"}, set()),
+    "conform": ({"core"}, set()),
     "world": ({"core", "cost", "scenario", "workload", "recording", "planted"}, {"numpy", "simpy"}),
     "fuzz": (
         {"core", "cost", "scenario", "workload", "recording", "world", "planted"},

@@ -52,6 +52,10 @@ def test_two_requests_on_paper() -> None:
         "output_tokens_per_s": 3 / 9,
         "cached_tokens": 16,
         "cache_hit_rate": 16 / 50,
+        "closed_slots": [],
+        "num_deferred_visits": 0,
+        "num_empty_pieces": 0,
+        "rules_told": [],
         "stages": [
             {"pp_rank": 0, "busy_s": 2.0, "idle_s": 4.0, "bubble_ratio": 4 / 6},
             {"pp_rank": 1, "busy_s": 4.0, "idle_s": 2.0, "bubble_ratio": 2 / 6},

@@ -36,6 +36,7 @@ def test_the_schedule_of_a_rank_joins_what_was_launched_and_what_was_harvested()
         "evictable_tokens": 0,
         "token_ids": [7],
         "chunked_rid": None,
+        "stall": "",
     }
     assert [e["harvested"] for e in entries] == [None, 0, 1, None]
     assert entries[3]["free_tokens"] is None  # this visit never came to its harvest

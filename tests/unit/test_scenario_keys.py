@@ -122,6 +122,18 @@ TIGHT = {
     "scheduler.max_total_tokens": 100,
     "workload.requests": requests(4, prompt=4, output=30),
 }
+CLOSING = {
+    **UNIT,
+    "scheduler.pp_max_micro_batch_size": 4,
+    "scheduler.chunked_prefill_size": 16,
+    "scheduler.max_total_tokens": 30,
+    "workload.requests": [
+        {"rid": "R0", "prompt": 10, "output": 10, "at_iteration": 0},
+        {"rid": "R1", "prompt": 10, "output": 10, "at_iteration": 1},
+        {"rid": "R2", "prompt": 5, "output": 5, "at_iteration": 60},
+        {"rid": "R3", "prompt": 5, "output": 5, "at_iteration": 61},
+    ],
+}
 PREFIXES = {
     **QUADRATIC,
     "workload.block_tokens": 8,
@@ -280,6 +292,54 @@ KEYS: dict[str, Case] = {
             ],
         },
         {"scheduler.schedule_policy": "lpm"},
+    ),
+    "scheduler.rules": Case(CLOSING, {"scheduler.rules": "mended"}),
+    "scheduler.reopen_empty_slots": Case(CLOSING, {"scheduler.reopen_empty_slots": True}),
+    "scheduler.defer_empty_visits": Case(
+        {
+            **UNIT,
+            "scheduler.prefill_decode_interval": 2,
+            "workload.requests": [
+                {"rid": "A", "prompt": 4, "output": 5, "at_iteration": 0},
+                {"rid": "B", "prompt": 4, "output": 5, "at_iteration": 1},
+            ],
+        },
+        {"scheduler.defer_empty_visits": False},
+    ),
+    "scheduler.empty_chunk_pieces": Case(
+        {
+            **UNIT,
+            "scheduler.pp_max_micro_batch_size": 8,
+            "scheduler.enable_mixed_chunk": True,
+            "workload.requests": [
+                *requests(4, prompt=1, output=20, at_iteration=1),
+                {"rid": "L", "prompt": 12, "output": 1, "at_iteration": 2},
+            ],
+        },
+        {"scheduler.empty_chunk_pieces": False},
+    ),
+    "scheduler.chunk_counts_as_row": Case(
+        {
+            **UNIT,
+            "cluster.pp_size": 1,
+            "scheduler.max_running_requests": 4,
+            "scheduler.pp_max_micro_batch_size": 4,
+            "scheduler.chunked_prefill_size": 8,
+            "workload.requests": requests(4, prompt=12, output=20),
+        },
+        {"scheduler.chunk_counts_as_row": False},
+    ),
+    "scheduler.evict_ahead": Case(
+        {
+            **PREFIXES,
+            "scheduler.page_size": 8,
+            "scheduler.max_total_tokens": 40,
+            "workload.requests": [
+                {"rid": f"R{n}", "prompt": 20, "output": 2, "prefix_blocks": [n % 2, 9], "at_iteration": 12 * n}
+                for n in range(5)
+            ],
+        },
+        {"scheduler.evict_ahead": False},
     ),
     "scheduler.chunked_prefill_size": Case(QUADRATIC, {"scheduler.chunked_prefill_size": 16}),
     "scheduler.max_prefill_tokens": Case(
