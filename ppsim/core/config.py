@@ -38,6 +38,7 @@ class RankConfig:
     hicache_storage: bool = False  # prefetch from storage when a request arrives
     reserve_all_slots: bool = False
     hidden_after_launch: bool = False
+    hidden_before_exchange: bool = False  # and before the outputs, at depth 0
     skip_pure_chunk_output: bool = False
     exchange_order: str = "send_first"
     cuda_graph: bool = True
