@@ -19,6 +19,9 @@ The host
     send hidden states,      eager: nothing. rendezvous: the receiver has asked; with         1.9, 13
     send an output           rendezvous_hold "received" the payload has been received, on the
                              receiver's stream. Control lists are never rendezvous
+      of a message that      nothing: it was taken, metadata and payload, when it came before 2.5
+      is in the inbox        the one that was asked for. Only with early_send "before_exchange"
+                             does a rank send in another order than the next one asks
     paired output exchange   both are posted at the same moment; the host goes on when the    3.4
                              metadata is here and, rendezvous, its own send is released.
                              A message that comes alone is an ordinary one
@@ -73,10 +76,11 @@ The forward stream, in order
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tests.worlds.max_plus_equations import Deadlock, Equations, Name, Term
+from tests.worlds.max_plus_equations import Deadlock, Equations, Name, NoEquation, Term
 
 
 @dataclass(frozen=True)
@@ -154,6 +158,33 @@ def solve(pipeline: Pipeline, batches: Sequence[Batch | None]) -> Times:
         return Times(pipeline, equations, deadlock.values, deadlock)
 
 
+def communicating(batches: Sequence[Batch | None], b: int) -> int | None:
+    """The batch, if there is one and its output goes round."""
+    batch = batches[b] if 0 <= b < len(batches) else None
+    return None if batch is None or batch.silent else b
+
+
+def released_by(p: Pipeline, batches: Sequence[Batch | None], rank: int, i: int) -> int | None:
+    """The batch whose output a rank sends in iteration i: of ``depth`` iterations ago, or what it took in i - 1."""
+    return communicating(batches, i - p.depth if rank == p.pp_size - 1 else i - p.num_slots)
+
+
+def sent_by(p: Pipeline, batches: Sequence[Batch | None], rank: int) -> Iterator[tuple[str, int]]:
+    """What a rank sends to the next one, in order: (kind, batch)."""
+    hidden_first = (
+        p.hidden_send == "after_launch"
+        and p.early_send == "before_exchange"
+        and p.depth == 0
+        and rank not in p.exchange_first
+    )
+    for i, batch in enumerate(batches):
+        output = released_by(p, batches, rank, i)
+        sent = [] if output is None else [("output", output)]
+        if batch is not None and rank < p.pp_size - 1:
+            sent.insert(0 if hidden_first else len(sent), ("hidden", i))
+        yield from sent
+
+
 class RankEquations:
     """Writes down what one rank does, in the order of its program. ``host`` is where its program is."""
 
@@ -170,6 +201,8 @@ class RankEquations:
         self.fence: Name | None = None  # with overlap: what the next forward pass waits for
         self.hidden_work: list[int] = []  # batches whose hidden states are on their way
         self.output_work: list[int] = []
+        self.coming = deque(sent_by(pipeline, batches, self.prev))
+        self.inbox: set[tuple[str, int]] = set()
 
     # --- small words -----------------------------------------------------------------------------------------
 
@@ -279,8 +312,8 @@ class RankEquations:
         if p.pp_size == 1:
             return
         self.commit(i, "output", self.output_work)
-        sent = self.communicating(i - p.depth if self.is_last else i - p.num_slots)
-        taken = self.communicating(i - (p.num_slots - 1))
+        sent = released_by(p, self.batches, self.rank, i)
+        taken = communicating(self.batches, i - (p.num_slots - 1))
         receive_first = p.exchange_order == "parity" and self.rank % 2 == 1
         if sent is not None and taken is not None and p.exchange_order == "paired":
             self.send_and_receive(sent, taken)
@@ -291,11 +324,6 @@ class RankEquations:
             self.send_output(sent)
         if taken is not None and not receive_first:
             self.receive(taken, "output")
-
-    def communicating(self, b: int) -> int | None:
-        """The batch, if it is there and its output goes round."""
-        batch = self.batch(b)
-        return None if batch is None or batch.silent else b
 
     def send_hidden(self, i: int) -> None:
         batch = self.batches[i]
@@ -337,14 +365,24 @@ class RankEquations:
         self.step(b, f"{kind} released", (self.next, b, f"{kind} {over}"))
 
     def receive(self, b: int, kind: str) -> None:
+        """Take the message from the inbox, or take all that comes until it is here (protocol.md 2.5)."""
+        if (kind, b) in self.inbox:
+            self.inbox.remove((kind, b))
+            return
+        while self.coming:
+            came_kind, came = self.coming.popleft()
+            self.take(came, came_kind)
+            if (came_kind, came) == (kind, b):
+                return
+            self.inbox.add((came_kind, came))
+        raise NoEquation((self.rank, b, f"{kind} asked"), (self.prev, b, f"{kind} posted"))
+
+    def take(self, b: int, kind: str) -> None:
         """Ask, wait for the metadata on the host, queue the payload's receive."""
         self.put(b, f"{kind} asked", self.host)
         self.step(b, f"{kind} metadata", ((self.prev, b, f"{kind} posted"), self.p.control_ns))
         turn = {"stream": self.transfers, "link": self.receives, "none": None}[self.p.order]
         start = self.put(b, f"{kind} receive", self.host, turn)
-        self.arrive(b, kind, start)
-
-    def arrive(self, b: int, kind: str, start: Name) -> None:
         done = self.put(b, f"{kind} received", start, (self.prev, b, f"{kind} arrives"))
         self.receives = done
         self.transfers = done

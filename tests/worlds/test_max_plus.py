@@ -265,6 +265,27 @@ def test_a_ring_of_blocking_sends_locks_at_the_last_ranks_iteration_l_minus_1(pp
         assert times_of(pp_size, [1] * 20, exchange_order="paired", **keys).deadlock is None
 
 
+def test_a_message_that_comes_before_the_one_asked_for_is_taken_at_once() -> None:
+    """Hidden states that leave before the exchange: rank 0 sends hidden states 2 in front of output 0, and rank 1 asks
+    for output 0 first, in its exchange 1. The receive of hidden states 2, computed at 2..7, holds rank 1's schedule
+    stream from there on, and with it the read of output 0, which has come at 2."""
+    keys: dict[str, Any] = {"order": "none", "hidden_send": "after_launch", "early_send": "before_exchange"}
+    times = times_of(2, [1, 1, 5], overlap=False, token_read="schedule_stream", **keys)
+    assert at(times, 0, 2, "forward end") == 7
+    assert at(times, 1, 0, "output received") == 2
+    assert at(times, 1, 0, "harvested") == 7
+
+
+@pytest.mark.parametrize("order", ["send_first", "parity"])
+@pytest.mark.parametrize("pp_size", [2, 3, 4, 5])
+def test_blocking_sends_before_the_exchange_lock_whatever_its_order(pp_size: int, order: str) -> None:
+    """The last rank sends output 0 in iteration 0. Rank 0 asks for it in exchange P - 1, behind hidden states P - 1; so
+    all ranks stand in a send of hidden states that the next one would ask for in an iteration behind its own send."""
+    keys: dict[str, Any] = {"send": "rendezvous", "hidden_send": "after_launch", "exchange_order": order}
+    assert times_of(pp_size, [1] * 9, early_send="before_exchange", **keys).deadlock is not None
+    assert (times_of(pp_size, [1] * 9, **keys).deadlock is None) == (order == "parity")
+
+
 # --- the simulated world ------------------------------------------------------------------------------------------
 
 
