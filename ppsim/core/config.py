@@ -44,6 +44,7 @@ class RankConfig:
     chunk_counts_as_row: bool = True  # a continued chunk counts among the rows that its batch takes
     evict_ahead: bool = True  # allocations evict more than they take (kv.py)
     hidden_after_launch: bool = False
+    hidden_before_exchange: bool = False  # and before the outputs, at depth 0
     skip_pure_chunk_output: bool = False
     exchange_order: str = "send_first"
     cuda_graph: bool = True

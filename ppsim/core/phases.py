@@ -162,12 +162,18 @@ def num_logprobs(batch: LaunchedBatch) -> int:
     return sum(request.spec.return_logprob for request in batch.requests)
 
 
-def send_hidden_early(rank: Rank) -> Effects[None]:
-    """Variant: hidden states leave before the host waits for the harvest (open_choices.md).
+def send_hidden_first(rank: Rank) -> Effects[None]:
+    """Variant of the variant: hidden states leave even before the outputs (``links.early_send``).
 
-    They stay behind the output relay: in one in-order communication stream the relay would otherwise wait for the end
-    of the forward pass, and a round would become P (t + h) instead of P t + h.
+    In one in-order communication stream the relay of outputs then waits for the end of the forward pass, and a round
+    becomes P (t + h) instead of P t + h (decision 0012). With depth the exchange comes before the launch anyway.
     """
+    if rank.config.hidden_after_launch and rank.config.hidden_before_exchange and not rank.config.pp_async_batch_depth:
+        yield from _send_hidden(rank)
+
+
+def send_hidden_early(rank: Rank) -> Effects[None]:
+    """Variant: hidden states leave before the host waits for the harvest, but behind the output relay."""
     if rank.config.hidden_after_launch:
         yield from _send_hidden(rank)
 

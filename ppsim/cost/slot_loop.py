@@ -3,7 +3,8 @@
 Batch c is launched in iteration c of every rank, so a prompt of fixed or planned chunks, or several in a row, is such a
 stream. Every wait of protocol.md 1.3 to 1.6 and 3.1 is in it: request lists, metadata, commits, the harvest of slot n,
 the relay of outputs round the ring. For a single prompt it equals the event simulation to the nanosecond; that is a
-property test. It leaves out rendezvous sends, jitter, links without an order, and batches that depend on tokens.
+property test. It leaves out sends that wait for their receiver, jitter, links without an order, batches that depend on
+tokens, and what is not the first choice of docs/streams.md.
 
 Times are floats in any one unit, arrays (..., chunks, stages) as in ``ppsim.cost.recurrence``.
 """
@@ -27,7 +28,8 @@ class HostAndLink:
     ``control_latency`` is paid by request lists and metadata, ``latency`` by tensors. ``commit``: which sends of the
     last visit the CPU waits for ("all", "requests", "none"; protocol.md 3.1). ``after_harvest``: hidden states leave
     after the harvest, else after the outputs were exchanged. Without ``comm_overlap`` a forward waits for the sends
-    committed before it. The scenario has keys of nearly the same names.
+    committed and the receives posted before it. ``one_stream``: a rank's sends and receives stand behind each other,
+    else its sends only (``links.order`` "stream" and "link"). The scenario has keys of nearly the same names.
     """
 
     schedule: npt.ArrayLike = 0.0
@@ -38,6 +40,7 @@ class HostAndLink:
     commit: str = "all"
     after_harvest: bool = True
     comm_overlap: bool = False
+    one_stream: bool = True
     free_empty_visit: bool = False
 
 
@@ -66,7 +69,7 @@ class _Loop:
         first   ingest, commit, schedule, receive hidden states, (depth 0: launch,) send the output on
         second  receive the output of slot n, (depth > 0: launch,) harvest it, send the hidden states
     A rank's sends, hidden states and outputs alike, go over one link in the order of their posting, and each waits
-    there until its own tensor is ready.
+    there until its own tensor is ready. In one stream its receives stand in that order, too.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class _Loop:
         # by (rank, iteration): list asked for and sent; hidden states' metadata asked for and sent, their arrival, end
         # of their send. By (rank, batch): end of the forward; output asked for, its metadata, arrival, end of its send.
         self.list_asked, self.list_sent, self.meta_asked, self.meta_sent = (np.zeros(shape) for _ in range(4))
+        self.hidden_in = np.zeros((self.num_stages, *self.lead))  # what a rank computes on in this visit is there
         self.hidden_at, self.hidden_sent, self.end, self.output_asked = (np.zeros(shape) for _ in range(4))
         self.output_meta, self.output_at, self.output_sent = (np.zeros(shape) for _ in range(3))
         self.harvested = np.zeros((*self.lead, self.num_chunks))
@@ -125,9 +129,17 @@ class _Loop:
         self.meta_asked[k, i] = now
         if k:
             now = self._later(i, now, self.meta_sent[k - 1, i] + self.control)
+            self.hidden_in[k] = self._received(k, i, self.hidden_at[k - 1, i])
         if not self.depth:
             now = self._launch(k, i, now)
         self.cpu[k] = self._send_output(k, i, now)
+
+    def _received(self, k: int, batch: int, arrival: Floats) -> Floats:
+        """When the payload of a batch is there that rank k receives now, behind what its one stream holds."""
+        if self.cost.one_stream:
+            arrival = np.maximum(arrival, self.wire[k])
+            self.wire[k] = self._later(batch, self.wire[k], arrival)
+        return arrival
 
     def _launch(self, k: int, i: int, now: Floats) -> Floats:
         """Commit the hidden states of the last visit, then start the forward; returns the CPU's clock."""
@@ -138,7 +150,7 @@ class _Loop:
         if i < self.num_chunks:
             start = np.maximum(self.gpu[k], now)
             if k:
-                start = np.maximum(start, self.hidden_at[k - 1, i])
+                start = np.maximum(start, self.hidden_in[k])
             if not self.cost.comm_overlap:
                 start = np.maximum(start, self.fence[k])
             self.end[k, i] = self.gpu[k] = start + self.times[..., i, k]
@@ -169,7 +181,8 @@ class _Loop:
             return now
         source = (k - 1) % self.num_stages
         self.output_asked[k, batch] = now
-        self.output_at[k, batch] = self.output_sent[source, batch] + self.latency
+        self.output_at[k, batch] = self._received(k, batch, self.output_sent[source, batch] + self.latency)
+        self.fence[k] = self._later(batch, self.fence[k], self.output_at[k, batch])
         return self._later(batch, now, self.output_meta[source, batch] + self.control)
 
     def _second_half(self, k: int, i: int) -> None:

@@ -160,14 +160,21 @@ def surroundings(s: Scenario) -> Surroundings:
         commit=links.commit,
         after_harvest=s.scheduler.hidden_send == "after_harvest",
         comm_overlap=s.cluster.comm_overlap,
+        one_stream=links.order == "stream",
         free_empty_visit=host.free_empty_visit,
     )
 
 
 def not_in_fast_path(s: Scenario) -> tuple[str, ...]:
     """Keys of the scenario that the fast path leaves out; the event simulation has them."""
+    overlap, early = s.cluster.comm_overlap, s.scheduler.hidden_send == "after_launch"
     found = {
         "links.send": s.links.send != "eager",
+        "links.payload": s.links.payload != "eager",
+        "links.commit_over": s.links.commit_over != "posted" and s.links.commit != "none",
+        "links.schedule_hold": s.links.schedule_hold != "commit" and not overlap,
+        "links.token_read": s.links.token_read != "arrival" and not overlap,
+        "links.early_send": s.links.early_send != "after_exchange" and early,
         "links.jitter_us": s.links.jitter_us > 0,
         "links.order": s.links.order == "none",
         "links.latency_on_stream": s.links.latency_on_stream and s.links.latency_us > 0,

@@ -3,8 +3,8 @@
 The same waits as ``ppsim.cost.slot_loop`` (request lists, metadata, commits, the harvest of slot n, the relay of
 outputs round the ring), but what a visit launches is decided when the first rank comes to it: by then prompts have
 arrived or not, and the visit may be empty. Equal to the event simulation to the nanosecond where both apply; that is a
-property test. Left out are rendezvous sends, jitter, links without an order, latency on the stream, skipped outputs,
-faults, and batches that depend on tokens (decode).
+property test. Left out are sends that wait for their receiver, jitter, links without an order, latency on the stream,
+skipped outputs, faults, batches that depend on tokens (decode), and what is not the first choice of docs/streams.md.
 
 Time goes in waves: in wave n rank k makes its iteration n - k, all ranks side by side. Whatever a rank waits for was
 left by a neighbour in wave n - 1, or in the half of wave n before:
@@ -31,7 +31,7 @@ WAVES_BETWEEN_LOOKS = 64  # at which configurations are done
 DONE_SHARE = 0.2  # of them, from which on leaving them out pays
 BY_CONFIG = (  # arrays whose last axis is the configurations that still run
     *("index", "cpu", "gpu", "wire", "fence", "list_sent", "meta_asked", "meta_sent", "end"),
-    *("hidden_sent", "hidden_at", "output_at", "output_meta", "output_sent", "output_asked"),
+    *("hidden_sent", "hidden_at", "hidden_in", "output_at", "output_meta", "output_sent", "output_asked"),
     *("masks", "times", "hidden_ns", "output_ns", "last_end"),
     *("last_launch", "first_start", "busy", "ttft", "last_reply", "num_ended"),
 )
@@ -52,6 +52,7 @@ class Surroundings:
     commit: str = "all"
     after_harvest: bool = True
     comm_overlap: bool = False
+    one_stream: bool = True  # a rank's sends and receives stand behind each other, else sends only
     free_empty_visit: bool = False
 
 
@@ -89,6 +90,7 @@ class StreamLoop:
         self.cpu, self.gpu, self.wire, self.fence = (np.zeros((num_stages, n)) for _ in range(4))
         self.list_sent, self.meta_asked, self.meta_sent, self.end = (np.zeros((num_stages, n)) for _ in range(4))
         self.hidden_sent, self.hidden_at, self.output_at = (np.zeros((num_stages, n)) for _ in range(3))
+        self.hidden_in = np.zeros((num_stages, n))  # what a rank computes on is there
         # outputs go round the ring: a row more, so that the neighbour's is a view (before: the last rank again)
         self.output_meta, self.output_sent, self.output_asked = (np.zeros((num_stages + 1, n)) for _ in range(3))
         # what is launched: row r is iteration "wave - r" of ``masks``, iteration r modulo the window of others
@@ -190,10 +192,19 @@ class StreamLoop:
             now += (here if self.around.free_empty_visit else True) * self.around.schedule_ns
         self.meta_asked[:a] = now
         wait(here[1:], now[1:], self.meta_sent[: a - 1] + self.control)
+        self._receive(here[1:], self.hidden_at[: a - 1], self.hidden_in[1:a], slice(1, a))
         if not self.depth:
             self._launch(wave, a, now)
         self._send_output(wave, a, now)
         self._second_half(wave, a, now)
+
+    def _receive(self, comes: Bools, arrival: Floats, out: Floats, ranks: slice) -> None:
+        """When a payload is there that is received now; what a rank posts later stands behind it in its one stream."""
+        if not self.around.one_stream:
+            out[:] = arrival
+            return
+        np.maximum(arrival, self.wire[ranks], out=out)
+        np.copyto(self.wire[ranks], out, where=comes)
 
     def _launch(self, wave: int, a: int, now: Floats) -> None:
         """Commit the hidden states of the last visit, then start the forward."""
@@ -202,7 +213,7 @@ class StreamLoop:
         if self.around.commit == "all":
             wait(before, now[:q], self.meta_asked[1 : q + 1])
         start = np.maximum(self.gpu[:a], now)
-        np.maximum(start[1:], self.hidden_at[: a - 1], out=start[1:])
+        np.maximum(start[1:], self.hidden_in[1:a], out=start[1:])
         if not self.around.comm_overlap:
             wait(before, self.fence[:q], self.hidden_sent[:q])
             np.maximum(start, self.fence[:a], out=start)
@@ -237,7 +248,9 @@ class StreamLoop:
         comes = self.masks[self.num_slots - 1 : self.num_slots - 1 + a]
         self.output_asked[:a] = now
         self.output_asked[-1] = self.output_asked[0]
-        np.add(self.output_sent[:a], self.latency, out=self.output_at[:a])
+        self._receive(comes, self.output_sent[:a] + self.latency, self.output_at[:a], slice(0, a))
+        if not self.around.comm_overlap:
+            wait(comes, self.fence[:a], self.output_at[:a])
         wait(comes, now, self.output_meta[:a] + self.control)
         if self.depth:
             self._launch(wave, a, now)

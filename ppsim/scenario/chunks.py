@@ -103,7 +103,12 @@ def loop_end_ns(s: Scenario, plan: Plan) -> float:
     """When the first rank has the first token of a prompt cut so, on free links."""
     cost, stages = stage_cost(s), range(s.cluster.pp_size)
     times = [[cost.batch_ns(k, 0, [(prefix, size, False)]) for k in stages] for prefix, size in plan.pieces]
-    around = HostAndLink(schedule=s.host.schedule_us * 1e3, process=s.host.process_us * 1e3)
+    around = HostAndLink(
+        schedule=s.host.schedule_us * 1e3,
+        process=s.host.process_us * 1e3,
+        comm_overlap=s.cluster.comm_overlap,
+        one_stream=s.links.order == "stream",
+    )
     return float(slot_loop(times, s.cluster.pp_async_batch_depth, around)[-1])
 
 

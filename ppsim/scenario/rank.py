@@ -49,6 +49,7 @@ def rank_config(s: Scenario, pp_rank: int, tp_rank: int = 0) -> RankConfig:
         **rule_set(c),
         reserve_all_slots=c.reserve_decode == "all_slots",
         hidden_after_launch=c.hidden_send == "after_launch",
+        hidden_before_exchange=s.links.early_send == "before_exchange",
         skip_pure_chunk_output=c.skip_pure_chunked_output_comm,
         exchange_order=c.exchange_order,
         cuda_graph=k.cuda_graph,

@@ -123,16 +123,35 @@ class CostTree(Section):
 
 
 class Links(Section):
-    """Links between neighbouring stages. Bandwidth 0 is infinite."""
+    """Links between neighbouring stages. Bandwidth 0 is infinite. ``docs/streams.md`` is the table behind these keys."""
 
     latency_us: Cost = 0.0
     control_latency_us: Cost | None = None  # None: control messages pay the link's latency
     bandwidth_gb_per_s: Cost = 0.0
     jitter_us: Cost = 0.0  # each message: a uniform extra delay from the seed, never out of order
-    send: Literal["eager", "rendezvous"] = "eager"  # rendezvous: the host blocks in a tensor send until it is received
-    order: Literal["stream", "link", "none"] = "stream"  # behind what a payload queues on the sending rank
+    # rendezvous: the host is held in a tensor send (rendezvous_hold), and its payload leaves once it is asked for
+    send: Literal["eager", "rendezvous"] = "eager"
+    # Behind what a payload's send and receive queue on a rank: stream: behind all that the rank posted before; link:
+    # behind the sends of the same link; none: behind nothing, but messages of one kind stay in order.
+    order: Literal["stream", "link", "none"] = "stream"
     commit: Literal["all", "requests", "none"] = "all"  # which commits make the host wait for the peer
+    # A committed control or metadata send is over when the peer has asked for it, or when it has it, latency included.
+    commit_over: Literal["posted", "received"] = "posted"
     latency_on_stream: bool = False  # latency occupies the sender's stream too
+    # With overlap, the graph's buffer is free at the end of its own send, or of all before its commit on the stream.
+    graph_fence: Literal["send", "commit"] = "send"
+    # Without overlap, forwards wait for a send that was committed before them, or already for one that was posted.
+    schedule_hold: Literal["commit", "post"] = "commit"
+    # A payload leaves when its stream comes to it (of a rendezvous: once it is asked for), or not before the receiver
+    # has its metadata and has posted the matching receive.
+    payload: Literal["eager", "matched"] = "eager"
+    # Without overlap, the host reads sampled tokens once they are there, or after all that the schedule stream holds.
+    token_read: Literal["arrival", "schedule_stream"] = "arrival"
+    # hidden_send "after_launch" at depth 0: hidden states are posted behind the exchange of outputs, or before it.
+    early_send: Literal["after_exchange", "before_exchange"] = "after_exchange"
+    # A rendezvous send holds its sender until the receiver has asked for the message, or until the receiver has all of
+    # it, latency included; whether payload is eager or matched. Sends submitted in a pair hold nobody.
+    rendezvous_hold: Literal["posted", "received"] = "posted"
 
 
 class Host(Section):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ppsim.scenario.chunks import sglang_predictor
-from ppsim.scenario.tree import Disaggregation, Scenario
+from ppsim.scenario.tree import Disaggregation, Links, Scenario
 
 
 def start_warnings(s: Scenario) -> tuple[str, ...]:
@@ -47,10 +47,31 @@ def without_effect(s: Scenario) -> list[str]:
         for key in idle
         if getattr(d, key) != getattr(usual, key)
     ]
+    found += [f"links.{key} has no effect {why}" for key, why in idle_link_keys(s)]
     if s.workload.source == "requests":
         known = {request.rid for request in s.workload.requests}
         listed = dict.fromkeys(entry.rid for entry in s.observations.listed if entry.rid not in known)
         found += [f"observations.listed: no request has the id {rid!r}" for rid in listed]
         faulty = dict.fromkeys(fault.rid for fault in d.kv_faults if fault.rid not in known)
         found += [f"disaggregation.kv_faults: no request has the id {rid!r}" for rid in faulty]
+    return found
+
+
+def idle_link_keys(s: Scenario) -> list[tuple[str, str]]:
+    """Keys of ``links`` that are set and cannot matter, each with the reason (docs/streams.md)."""
+    links, usual, overlap = s.links, Links(), s.cluster.comm_overlap
+    alone = s.cluster.pp_size == 1 and s.disaggregation.role != "pd"
+    early = s.scheduler.hidden_send == "after_launch" and s.cluster.pp_async_batch_depth == 0
+    reasons = (
+        ("graph_fence", not (overlap and s.cluster.cuda_graph), "without cluster.comm_overlap and cluster.cuda_graph"),
+        ("schedule_hold", overlap, "with cluster.comm_overlap: the schedule stream carries no sends"),
+        ("token_read", overlap, "with cluster.comm_overlap: the schedule stream carries no receives"),
+        ("early_send", not early, "but with scheduler.hidden_send 'after_launch' and depth 0"),
+        ("rendezvous_hold", links.send != "rendezvous", "but with links.send 'rendezvous'"),
+        ("commit_over", links.commit == "none", "with links.commit 'none': nobody waits for a commit"),
+    )
+    found = [(key, why) for key, idle, why in reasons if idle and getattr(links, key) != getattr(usual, key)]
+    if alone:
+        keys = ("send", "order", "payload", "commit", *(key for key, _, _ in reasons))
+        return [(key, "with one stage") for key in keys if getattr(links, key) != getattr(usual, key)]
     return found

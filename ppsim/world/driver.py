@@ -51,7 +51,7 @@ class SimulatedRank:
         self.scenario: Scenario = setting.scenario
         self.cost: StageCost = setting.cost
         self.now = 0
-        self.streams = Streams(self.rank_id, setting.scenario.cluster.comm_overlap)
+        self.streams = Streams(self.rank_id, setting.scenario.cluster.comm_overlap, setting.scenario.links)
         self.local_capacity = allocated(setting, self.rank_id, local_capacity)
         self.skew_ms = clock_skew_ms(setting, self.rank_id)
         rank.hooks.wall_clock_ns, rank.hooks.failing_allocations = self.wall_clock_ns, dict(setting.failing)
@@ -114,7 +114,8 @@ class SimulatedRank:
         """Stand still (faults.pauses). The world's time comes to the end of the pause only if nothing else can run."""
         pause_ns = round(self.pauses.pop(0).ms * NS_PER_MS)
         self.is_paused = True
-        yield self.env.timeout(self.now + pause_ns - self.env.now) if pause_ns else Event(self.env)
+        until = max(self.now + pause_ns, self.env.now)  # others may have gone on while its streams were not known
+        yield self.env.timeout(until - self.env.now) if pause_ns else Event(self.env)
         self.now += pause_ns
         self.is_paused = False
 
@@ -150,7 +151,7 @@ class SimulatedRank:
         return work
 
     def _send_blocking(self, effect: fx.Send) -> Any:
-        """A rendezvous send holds the host until the receiver has asked for the message."""
+        """A rendezvous send holds the host until the receiver has asked for the message, or has received it."""
         network = self.setting.network
         if self.waits_for is None:
             self.pending_work = network.post(self.rank_id, effect.dst, effect.message, self.now, self.streams)
@@ -160,9 +161,8 @@ class SimulatedRank:
             self.waits_for = effect.dst
             return BLOCKED
         self.now = max(self.now, parcel.posted_ns)
-        if not parcel.under_way:
-            network.transfer(parcel, self.now, self.streams)
-            self.setting.ranks[effect.dst].wake()
+        if network.links.rendezvous_hold == "received":
+            self.now = max(self.now, parcel.meta_ns, parcel.arrival_ns)
         return self.pending_work
 
     def _wake_receiver(self, dst: int, lane: Lane) -> None:
@@ -177,13 +177,10 @@ class SimulatedRank:
             self.waits_for = effect.src
             return BLOCKED
         if parcel.posted_ns is None:
-            parcel.posted_ns = self.now
             sender = self.setting.ranks[effect.src]
-            if parcel.paired_ns is not None:
-                network.transfer(parcel, max(self.now, parcel.paired_ns), sender.streams)
+            network.ask(parcel, self.now, sender.streams)
             sender.wake()
-        if parcel.payload is not None and network.links.send == "rendezvous" and not parcel.under_way:
-            self.waits_for = effect.src
+        if parcel.payload is not None and self._must_settle(self.streams.in_order):
             return BLOCKED
         network.take(effect.src, self.rank_id, effect.lane)
         self.now = max(self.now, parcel.meta_ns)
@@ -195,12 +192,21 @@ class SimulatedRank:
         source, message = parcel.payload, parcel.message
         assert source is not None
         assert isinstance(message, Hidden | Output)
-        payload = Payload(parcel.arrival_ns, source.iteration, source.tokens)
+        payload = Payload(self.setting.network.receive(parcel, self.streams), source.iteration, source.tokens)
         if isinstance(message, Hidden):
             rows = message.num_tokens
             return Hidden(message.sender, message.iteration, message.slot, rows, payload, message.num_layers)
         rows = message.num_rows
         return Output(message.sender, message.iteration, message.slot, rows, payload, message.num_logprobs)
+
+    def _must_settle(self, matters: bool = True) -> bool:
+        """Wait until it is known when everything leaves that this rank has posted. The rank's clock stands meanwhile:
+        its host waits for nothing here, but where its streams are follows from when the receivers ask."""
+        network = self.setting.network
+        first = network.before(self.rank_id) if matters and network.held else None
+        if first is not None:
+            self.waits_for = first.dst
+        return first is not None
 
     def _commit(self, effect: fx.Commit) -> Any:
         network = self.setting.network
@@ -216,14 +222,19 @@ class SimulatedRank:
                 self.waits_for = parcel.dst
                 return BLOCKED
             self.now = max(self.now, parcel.posted_ns)
+            if network.links.commit_over == "received":
+                self.now = max(self.now, parcel.meta_ns)
         if parcel.payload is not None:
+            if self._must_settle():
+                return BLOCKED
             self.streams.committed(parcel.payload, parcel.sent_until_ns)
         del network.works[effect.work]
         return None
 
     def _drop(self, effect: fx.Drop) -> None:
         parcel = self.setting.network.works.pop(effect.work)
-        if parcel.posted_ns is None or parcel.sent_until_ns > self.now:
+        unsent = parcel.payload is not None and not parcel.under_way
+        if parcel.posted_ns is None or unsent or parcel.sent_until_ns > self.now:
             raise InvariantViolation(
                 "INV-38",
                 self.rank_id,
@@ -236,8 +247,10 @@ class SimulatedRank:
 
     # --- device ----------------------------------------------------------------------------------------------
 
-    def _launch(self, effect: fx.Launch) -> Payload:
+    def _launch(self, effect: fx.Launch) -> Payload | Pending:
         batch, setting = effect.batch, self.setting
+        if self._must_settle():
+            return BLOCKED
         if setting.audit is not None:
             setting.audit.launches(self, effect)
         hidden_ready = 0
@@ -273,12 +286,14 @@ class SimulatedRank:
             self.setting.audit.sampled(batch, tokens)
         return tokens
 
-    def _await_tokens(self, effect: fx.AwaitTokens) -> tuple[int, ...]:
+    def _await_tokens(self, effect: fx.AwaitTokens) -> tuple[int, ...] | Pending:
+        if self._must_settle(self.streams.reads_stream):
+            return BLOCKED
         if self.setting.audit is not None:
             self.setting.audit.awaited(self, effect.output)
         payload = effect.output.payload
         assert isinstance(payload, Payload)
-        self.now = max(self.now, payload.ready_ns)
+        self.now = max(self.now, self.streams.read_after(payload.ready_ns))
         return payload.tokens
 
     # --- the rank's surroundings -------------------------------------------------------------------------------

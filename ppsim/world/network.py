@@ -3,6 +3,7 @@
 A message has a metadata part, which the hosts exchange, and for device data a payload, which the streams carry. A
 parcel is one message on its way. Its ``posted_ns`` is the instant at which the receiver asked for it: a control send
 is complete only then, which is what keeps a rank at most about one iteration ahead of the next (protocol.md 1.9).
+What carries a payload, what it waits for and who waits for it is the table of docs/streams.md.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ class Parcel:
     arrival_ns: int = 0  # its payload is at the receiver
     sent_until_ns: int = 0  # the sender's buffer is read until then
     posted_ns: int | None = None  # the receiver asked for it
-    under_way: bool = False  # its payload transfer has begun; a rendezvous begins when both sides are there
-    paired_ns: int | None = None  # rendezvous submitted together with a receive: ready since then, blocks nobody
+    sendable_ns: int = 0  # its payload may leave from then on, as far as the two hosts are concerned
+    under_way: bool = False  # when its payload leaves and arrives is known
+    behind_ns: int | None = None  # end of what its sender's stream held before it; known for one half of a pair
 
 
 @dataclass(slots=True)
@@ -47,6 +49,8 @@ class Network:
     output_bytes: int = 8
     queues: dict[Address, deque[Parcel]] = field(default_factory=dict)
     works: dict[int, Parcel] = field(default_factory=dict)  # sends whose buffer is still held, in order
+    held: dict[int, list[Parcel]] = field(default_factory=dict)  # by sender: payloads that wait for their receiver
+    pairs: dict[int, Parcel] = field(default_factory=dict)  # by sender: half a pair, until its receive is over
     num_sent: int = 0
     in_order: dict[tuple[int, int, object], int] = field(default_factory=dict)
     # From ``links``, once: nanoseconds, and nanoseconds a byte as an exact ratio of integers.
@@ -54,6 +58,7 @@ class Network:
     control_latency_ns: int = field(init=False)
     jitter_ns: int = field(init=False)
     byte_ns: tuple[int, int] = field(init=False)
+    leaves_at_once: bool = field(init=False)  # a payload needs nothing of its receiver
 
     def __post_init__(self) -> None:
         links = self.links
@@ -63,6 +68,7 @@ class Network:
         self.jitter_ns = round(links.jitter_us * NS_PER_US)
         rate = Fraction(str(links.bandwidth_gb_per_s))  # GB/s is bytes a nanosecond
         self.byte_ns = (rate.denominator, rate.numerator) if rate else (0, 1)
+        self.leaves_at_once = links.send == "eager" and links.payload == "eager"
 
     def post(self, src: int, dst: int, message: Message, host_ns: int, streams: Streams, paired: bool = False) -> int:
         """Put a message on its way at the sender's host time; the reply is its work handle."""
@@ -80,10 +86,13 @@ class Network:
             assert isinstance(message, Hidden | Output)
             assert isinstance(message.payload, Payload)
             parcel.payload = message.payload
-            if self.links.send == "eager":
-                self.transfer(parcel, host_ns, streams)
-            elif paired:
-                parcel.paired_ns = host_ns
+            parcel.sendable_ns = host_ns
+            if paired:
+                self.pairs[src] = parcel
+            if self.leaves_at_once:
+                self._transfer(parcel, streams)
+            else:
+                self.held.setdefault(src, []).append(parcel)
         queue = self.queues.get(address)
         if queue is None:
             queue = self.queues[address] = deque()
@@ -92,15 +101,54 @@ class Network:
         self.works[self.num_sent] = parcel
         return self.num_sent
 
-    def transfer(self, parcel: Parcel, earliest_ns: int, streams: Streams) -> None:
+    def ask(self, parcel: Parcel, host_ns: int, sender: Streams) -> None:
+        """The receiver's host asks for a message: its payload may leave, if it has waited for that.
+
+        A matched one waits for the receive of the payload itself, which the host posts when it has the metadata.
+        """
+        parcel.posted_ns = host_ns
+        if parcel.payload is None or parcel.under_way:
+            return
+        parcel.sendable_ns = max(parcel.sendable_ns, host_ns)
+        if self.links.payload == "matched":
+            parcel.sendable_ns = max(parcel.sendable_ns, parcel.meta_ns)
+        held = self.held[parcel.src]
+        if self.links.order == "none":
+            held.remove(parcel)
+            self._transfer(parcel, sender)
+        while held and held[0].posted_ns is not None:  # a rank's payloads all go to one other: its link is its stream
+            self._transfer(held.pop(0), sender)
+
+    def receive(self, parcel: Parcel, streams: Streams) -> int:
+        """When the payload of a message that is being received is there, on the receiver's streams.
+
+        What was submitted in a pair starts together: the receive stands behind what stands before its send.
+        """
+        half = self.pairs.pop(parcel.dst, None) if self.pairs else None
+        if half is None:
+            return streams.received(parcel.arrival_ns, streams.comm_free)
+        if half.behind_ns is None:
+            half.behind_ns = streams.comm_free
+        return streams.received(parcel.arrival_ns, half.behind_ns)
+
+    def before(self, rank: int) -> Parcel | None:
+        """The first payload that a rank has posted and that waits for its receiver; not half of an open pair."""
+        for parcel in self.held.get(rank, ()):
+            if parcel is not self.pairs.get(rank):
+                return parcel
+        return None
+
+    def _transfer(self, parcel: Parcel, streams: Streams) -> None:
         """Send the payload: after what produces it, behind what ``links.order`` says, for bytes over bandwidth."""
         payload, message = parcel.payload, parcel.message
         assert payload is not None
         parcel.under_way = True
         order, dst, (over, under) = self.links.order, parcel.dst, self.byte_ns
-        start = max(earliest_ns, payload.ready_ns)
+        start = max(parcel.sendable_ns, payload.ready_ns)
         if order == "stream":
-            start = max(start, streams.comm_free)
+            if parcel.behind_ns is None:
+                parcel.behind_ns = streams.comm_free
+            start = max(start, parcel.behind_ns)
         elif order == "link":
             start = max(start, streams.link_free.get(dst, 0))
         if isinstance(message, Hidden):
@@ -112,11 +160,8 @@ class Network:
         arrival = end + self.latency_ns
         if self.links.latency_on_stream:
             end = arrival
-        streams.comm_free = max(streams.comm_free, end)
-        streams.link_free[dst] = end
+        streams.sent(dst, end, payload.is_static)
         parcel.sent_until_ns = end
-        if payload.is_static:
-            streams.static_sent_until = end
         if self.jitter_ns:
             arrival += self._jitter(parcel.src, dst, "payload")
         # Without an order between sends only messages of one kind stay behind each other.

@@ -2,14 +2,18 @@
 
 Oracles, for slot times t_s that are the same on every stage, free links, host time h per harvested batch:
 
-    h = 0, depth 0 or 1, or sends that do not queue behind each other    max(sum t_s, P max t_s)
+    h = 0, communication overlap, depth 0 or 1 or payloads in no order   max(sum t_s, P max t_s)
     anything else                                                        at least max(sum t_s, P max t_s + h)
     equal t, hidden states after the harvest     max(L t, P t + h, L ((P-1) t + h) / (L-1)), for h <= t
     equal t, hidden states after the launch      max(L t, P t + h)
+    equal t, depth 0, one stream                 P (t + h)
 
-The first two are those of bugs.md, unit model. The last two are circuits of the loop. A slot comes back after P
+The first two are those of bugs.md, unit model. The others are circuits of the loop. A slot comes back after P
 forward passes and one harvest: P t + h. Hidden states wait for a harvest that is L-1 launches old: from the last
 stage's token over the harvest on the first, then P-1 forward passes, to the last stage's token L-1 iterations later.
+Without depth the last rank posts the send of the output that it is computing, and in one stream behind it the receive
+of the one it harvests: the harvest comes after the forward, the next launch after the harvest, L = P times a round.
+Without overlap forwards also wait for receives (docs/streams.md); with equal slots these are there in time.
 """
 
 from __future__ import annotations
@@ -25,6 +29,7 @@ from ppsim.recording import Recording
 from tests.worlds.making import MS, forward_starts, passed, requests
 from tests.worlds.maxplus import Loop
 
+OVERLAP = {"cluster.comm_overlap": True}
 WARM_UP = 18  # rounds until circuits that are nearly critical have lost
 NUM_ROUNDS = 30
 
@@ -71,7 +76,8 @@ def test_depth_0_and_1_take_the_greater_of_the_sum_and_p_times_the_slowest_slot(
     loop: tuple[int, int, tuple[int, ...]],
 ) -> None:
     pp_size, depth, slot_ms = loop
-    starts = forward_starts(decode_in_every_slot(pp_size, depth, slot_ms, NUM_ROUNDS), 0)
+    recording = decode_in_every_slot(pp_size, depth, slot_ms, NUM_ROUNDS, **OVERLAP)
+    starts = forward_starts(recording, 0)
     assert round_ms(starts, len(slot_ms), WARM_UP, NUM_ROUNDS - 1) == bound_ms(pp_size, slot_ms)
 
 
@@ -79,20 +85,25 @@ def test_depth_0_and_1_take_the_greater_of_the_sum_and_p_times_the_slowest_slot(
 @settings(max_examples=15, deadline=None)
 def test_any_depth_does_so_where_sends_do_not_queue_behind_each_other(loop: tuple[int, int, tuple[int, ...]]) -> None:
     pp_size, depth, slot_ms = loop
-    recording = decode_in_every_slot(pp_size, depth, slot_ms, NUM_ROUNDS, **{"links.order": "none"})
+    recording = decode_in_every_slot(pp_size, depth, slot_ms, NUM_ROUNDS, **OVERLAP, **{"links.order": "none"})
     starts = forward_starts(recording, pp_size - 1)
     assert round_ms(starts, len(slot_ms), WARM_UP, NUM_ROUNDS - 1) == bound_ms(pp_size, slot_ms)
 
 
 @given(
-    loop=loops(), process_ms=st.integers(0, 9), order=st.sampled_from(["stream", "link", "none"]), early=st.booleans()
+    loop=loops(),
+    process_ms=st.integers(0, 9),
+    order=st.sampled_from(["stream", "link", "none"]),
+    early=st.booleans(),
+    overlap=st.booleans(),
 )
 @settings(max_examples=15, deadline=None)
 def test_no_loop_is_faster_than_the_bound(
-    loop: tuple[int, int, tuple[int, ...]], process_ms: int, order: str, early: bool
+    loop: tuple[int, int, tuple[int, ...]], process_ms: int, order: str, early: bool, overlap: bool
 ) -> None:
     pp_size, depth, slot_ms = loop
     changes = {
+        "cluster.comm_overlap": overlap,
         "links.order": order,
         "host.process_us": process_ms * 1000.0,
         "scheduler.hidden_send": "after_launch" if early else "after_harvest",
@@ -114,9 +125,11 @@ def test_depth_2_with_one_stream_and_unequal_slots_is_slower_than_the_bound() ->
 # --- host time -------------------------------------------------------------------------------------------------
 
 
-def equal_times_round_ms(pp_size: int, depth: int, t: int, h: Fraction | int, early: bool) -> Fraction:
+def equal_times_round_ms(pp_size: int, depth: int, t: int, h: Fraction | int, early: bool, order: str) -> Fraction:
     """The closed form of the docstring above."""
     num_slots = pp_size + depth
+    if order == "stream" and depth == 0:
+        return pp_size * (t + Fraction(h))
     candidates = [Fraction(num_slots * t), pp_size * t + Fraction(h)]
     if not early and num_slots > 1:
         candidates.append(num_slots * ((pp_size - 1) * t + Fraction(h)) / (num_slots - 1))
@@ -129,10 +142,13 @@ def test_two_stages_without_depth_take_twice_t_plus_h(process_ms: int) -> None:
     assert round_ms(forward_starts(recording, 0), 2, 6, 11) == 2 * (10 + process_ms)
 
 
+@pytest.mark.parametrize("order", ["stream", "link"])
 @pytest.mark.parametrize("early", [False, True])
 @pytest.mark.parametrize("depth", [0, 1, 2, 3])
 @pytest.mark.parametrize("pp_size", [2, 3, 4, 6])
-def test_with_equal_slots_host_time_costs_what_the_circuits_say(pp_size: int, depth: int, early: bool) -> None:
+def test_with_equal_slots_host_time_costs_what_the_circuits_say(
+    pp_size: int, depth: int, early: bool, order: str
+) -> None:
     t, h = 10, 4
     cycle = pp_size + depth - 1  # the circuit of the hidden states closes after L - 1 iterations: so many rounds
     recording = decode_in_every_slot(
@@ -141,28 +157,29 @@ def test_with_equal_slots_host_time_costs_what_the_circuits_say(pp_size: int, de
         (t,) * (pp_size + depth),
         6 + cycle + 1,
         **{
+            "links.order": order,
             "host.process_us": h * 1000.0,
             "scheduler.hidden_send": "after_launch" if early else "after_harvest",
         },
     )
     measured = round_ms(forward_starts(recording, 0), pp_size + depth, 6, 6 + cycle)
-    assert measured == equal_times_round_ms(pp_size, depth, t, h, early)
+    assert measured == equal_times_round_ms(pp_size, depth, t, h, early, order)
 
 
 @pytest.mark.parametrize("pp_size", [2, 4])
 def test_depth_1_and_2_beat_depth_0_when_the_host_needs_time_and_not_otherwise(pp_size: int) -> None:
     """Time per iteration, not per round: a deeper ring has more slots in a round."""
 
-    def iteration_ms(depth: int, process_ms: int) -> Fraction:
+    def iteration_ms(depth: int, process_ms: int, order: str = "link") -> Fraction:
         num_slots = pp_size + depth
-        recording = decode_in_every_slot(
-            pp_size, depth, (10,) * num_slots, 18, **{"host.process_us": process_ms * 1000.0}
-        )
+        changes = {"host.process_us": process_ms * 1000.0, "links.order": order}
+        recording = decode_in_every_slot(pp_size, depth, (10,) * num_slots, 18, **changes)
         return round_ms(forward_starts(recording, 0), num_slots, 5, 5 + 12) / num_slots
 
     assert iteration_ms(0, 0) == iteration_ms(1, 0) == iteration_ms(2, 0) == 10
     shallow = 10 + Fraction(3, pp_size - 1)
     assert iteration_ms(0, 3) == shallow
+    assert iteration_ms(0, 3, "stream") == 10 + 3
     assert iteration_ms(1, 3) == iteration_ms(2, 3) == 10
 
 
