@@ -26,7 +26,7 @@ from ppsim.workload import Workload
 from ppsim.world.chance import AskedOnce
 from ppsim.world.choices import Choices
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
-from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_refusals
+from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_what_had_no_effect
 from ppsim.world.marks import iteration_at
 from ppsim.world.patience import watch_patience
 from ppsim.world.pd_rank import PipelineRank
@@ -154,8 +154,7 @@ def run(env: Environment, sides: Sides) -> Verdict:
         return named(guilty, root_cause(verdict_of(error, sides.of(guilty)), sides.of(guilty)))
     except Stuck as stuck:
         return stuck.verdict
-    warn_of_refusals(sides.decode)
-    sides.decode.recording.warn_of_ignored_aborts(sides.decode.ranks[0].rank.scheduler.num_ignored_aborts)
+    warn_of_what_had_no_effect(sides.decode)
     for side in SIDES:
         stuck_for_ever = asleep(sides.of(side)) or deadlock(sides.of(side))
         if stuck_for_ever is not None:
