@@ -149,6 +149,6 @@ def warn_of_what_had_no_effect(setting: Setting) -> None:
     if refused:
         first = f"{refused[0].rid}: {refused[0].reason}"
         recording.warn(f"{len(refused)} of {len(arrived)} requests were refused; first {first}")
-    first = setting.ranks[0].rank
-    if first.started is not None:  # a rank that stands still from the start has read nothing
-        recording.warn_of_ignored_aborts(first.started.num_ignored_aborts)
+    scheduler = setting.ranks[0].rank.started
+    if scheduler is not None:  # a rank that stands still from the start has read nothing
+        recording.warn_of_ignored_aborts(scheduler.num_ignored_aborts)

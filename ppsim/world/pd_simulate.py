@@ -59,6 +59,7 @@ def simulate_pair(
     hooks: Callable[[int, int], Hooks],
     tokens: dict[str, tuple[int, ...]] | None = None,
     rules: TransferRules | None = None,
+    began: Callable[[Setting], None] | None = None,
 ) -> SimulationResult:
     """Run both sides to their end. The result is the decode side's; ``setting.peer`` is the prefill side."""
     env = ChoosingEnvironment(choices)
@@ -68,8 +69,12 @@ def simulate_pair(
             env.process(simulated.run())
     for message in without_effect(scenario):
         sides.decode.recording.warn(message)
-    verdict = run(env, sides)
-    finish(sides)
+    if began is not None:
+        began(sides.decode)
+    try:
+        verdict = run(env, sides)
+    finally:
+        finish(sides)
     return SimulationResult(sides.decode.recording, verdict, sides.decode)
 
 

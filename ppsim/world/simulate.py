@@ -62,14 +62,18 @@ def simulate(
     choices: Choices | None = None,
     hooks: Callable[[int, int], Hooks] | None = None,
     given: Given | None = None,
+    began: Callable[[Setting], None] | None = None,
 ) -> SimulationResult:
-    """Run a scenario to its end. Raises ScenarioError or TraceError for bad input; all else is in the verdict."""
+    """Run a scenario to its end. Raises ScenarioError or TraceError for bad input; all else is in the verdict.
+
+    ``began`` is told the setting before anything happens: who ends a run from outside still has what it recorded.
+    """
     choices, given = choices or SeededChoices(scenario.seed), given or Given()
     make_hooks = hooks or hooks_for(scenario.bugs)
     if scenario.disaggregation.role == "pd":
         from ppsim.world.pd_simulate import simulate_pair
 
-        return simulate_pair(scenario, progress, choices, make_hooks, given.tokens)
+        return simulate_pair(scenario, progress, choices, make_hooks, given.tokens, began=began)
     setting = prepare(scenario, progress, choices, given)
     for message in without_effect(scenario):
         setting.recording.warn(message)
@@ -84,6 +88,8 @@ def simulate(
     watch_patience(setting)
     for simulated in setting.ranks:
         env.process(simulated.run())
+    if began is not None:
+        began(setting)
     try:
         run_until_quiet(env)
     except (CoreError, StopRun) as error:
