@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Annotated, Any
 
 import typer
 
-from ppsim.cli.guard import guarded, say
-from ppsim.cli.options import JsonOption, PluginOption
+from ppsim.cli.guard import EXIT_INTERRUPTED, guarded, say
+from ppsim.cli.options import JsonOption, PluginOption, check_seconds, plugin_of
 
 
 @guarded
@@ -22,17 +23,23 @@ def bugs(
 ) -> int:
     """Test the tester: is every planted bug found by its profile?"""
     from ppsim.errors import EXIT_SAFETY, UsageError
-    from ppsim.planted import all_bugs, bug, load_plugin
+    from ppsim.planted import all_bugs, bug
 
-    module = load_plugin(plugin) if plugin else None
+    module = plugin_of(plugin)
     if not names and not everything:
         raise UsageError("name at least one planted bug, or give --all (see: ppsim list bugs)")
-    if budget <= 0:
-        raise UsageError(f"--budget {budget:g}: must be more than 0 seconds")
+    check_seconds("--budget", budget)
     chosen = list(all_bugs().values()) if everything else [bug(name, module) for name in names or ()]
-    rows = []
+    rows: list[dict[str, Any]] = []
+    left = [planted.name for planted in chosen]
     for planted in chosen:
-        row = look_for(planted, budget, seed, plugin)
+        try:
+            row = look_for(planted, budget, seed, plugin)
+        except KeyboardInterrupt:
+            row = None
+        if row is None:  # interrupted: what it has not found so far says nothing
+            break
+        left.pop(0)
         rows.append(row)
         if not as_json:
             print_row(row)
@@ -42,15 +49,22 @@ def bugs(
         print(json.dumps(rows))
     else:
         print(f"{sum(row['found'] for row in rows)} of {len(rows)} found")
+    if left:
+        more = [*left, "--budget", f"{budget:g}", "--seed", str(seed), *(["--plugin", plugin] if plugin else [])]
+        say(f"interrupted at {left[0]}: {len(rows)} of {len(chosen)} bugs were looked for")
+        say(f"go on with  {shlex.join(['ppsim', 'bugs', *more])}")
+        return EXIT_INTERRUPTED
     return 0 if all(row["found"] for row in rows) else EXIT_SAFETY
 
 
-def look_for(planted: Any, budget: float, seed: int, plugin: str | None) -> dict[str, Any]:
-    """One campaign against one planted bug."""
+def look_for(planted: Any, budget: float, seed: int, plugin: str | None) -> dict[str, Any] | None:
+    """One campaign against one planted bug. None if it was interrupted before it found it."""
     from ppsim.fuzz.campaign import Order, run_campaign
     from ppsim.fuzz.folder import save_campaign
 
     result = run_campaign(Order(planted.profile, seed, None, budget, (planted.name,), plugin))
+    if result.is_cut and not result.findings:
+        return None
     folder = save_campaign(result, None)
     found = result.findings[0] if result.findings else None
     size = found.repro.experiment.size() if found else {}

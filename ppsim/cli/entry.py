@@ -37,7 +37,8 @@ from ppsim.cli.guard import EXIT_INTERRUPTED, say
 
 EPILOG = (
     "Exit codes: 0 pass, 1 safety violation (or diff or conform found a difference), 2 usage or bad input, "
-    "3 liveness or deadlock, 4 nondeterminism, 5 unknown."
+    "3 liveness or deadlock, 4 nondeterminism, 5 unknown (no end within --max-seconds, a limit was reached), "
+    "130 interrupted."
 )
 
 app = typer.Typer(

@@ -8,11 +8,21 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ppsim.cli.guard import guarded, say
-from ppsim.cli.options import BugOption, JsonOption, PluginOption, ScenarioArg, SetOption, scenario_of
+from ppsim.cli.guard import EXIT_INTERRUPTED, give_up, guarded, say
+from ppsim.cli.options import (
+    BugOption,
+    JsonOption,
+    MaxSecondsOption,
+    PluginOption,
+    ScenarioArg,
+    SetOption,
+    check_seconds,
+    plugin_of,
+    scenario_of,
+)
 
 if TYPE_CHECKING:
-    from ppsim.fuzz.explore import Exploration
+    from ppsim.fuzz.explore import Bounds, Exploration
 
 
 @guarded
@@ -21,7 +31,9 @@ def explore(
     bound: Annotated[
         list[str] | None,
         typer.Option(
-            "--bound", metavar="WHAT=N", help="delays=KIND:N, aborts=N, failures=KIND:N, executions=N. Repeatable."
+            "--bound",
+            metavar="WHAT=N",
+            help="delays=KIND:N, aborts=N, failures=KIND:N, executions=N. Repeatable. Without any, it chooses some.",
         ),
     ] = None,
     overrides: SetOption = None,
@@ -31,32 +43,51 @@ def explore(
         bool, typer.Option("--unreduced", help="Every order of equal events, too: tiny runs.")
     ] = False,
     budget: Annotated[float | None, typer.Option("--budget", metavar="SECONDS", help="Stop after so long.")] = None,
+    max_seconds: MaxSecondsOption = 60.0,
     as_json: JsonOption = False,
 ) -> int:
     """Prove it for a small configuration: run every combination of abort times and observation delays."""
     from ppsim.errors import EXIT_UNKNOWN, UsageError
+    from ppsim.fuzz.experiment import Terms
+    from ppsim.fuzz.explore import chosen, parse_bounds
     from ppsim.fuzz.explore import explore as run_all
-    from ppsim.fuzz.explore import parse_bounds
-    from ppsim.planted import hooks_for, load_plugin
+    from ppsim.planted import hooks_for
 
     loaded = scenario_of(scenario, None, None, overrides)
     if loaded.workload.source != "requests":
         raise UsageError(f"{loaded.name}: explore needs scripted requests (workload.source = 'requests')")
-    if budget is not None and budget <= 0:
-        raise UsageError(f"--budget {budget:g}: must be more than 0 seconds")
+    check_seconds("--budget", budget)
+    check_seconds("--max-seconds", max_seconds)
     bounds = parse_bounds(bound or [], reduced=not unreduced)
-    hooks = hooks_for([*(bugs or []), *loaded.bugs], load_plugin(plugin) if plugin else None)
+    hooks = hooks_for([*(bugs or []), *loaded.bugs], plugin_of(plugin))
     raw = loaded.model_dump(mode="json", exclude_unset=True)
     raw.pop("bugs", None)
-    found = run_all(raw, bounds, hooks, budget_s=budget)
+    terms = Terms(max_seconds, last_resort=give_up)
+    given, bounds = bounds, chosen(raw, bounds, hooks, terms)
+    if bounds != given:
+        say(f"no bound was given, so these are chosen: {as_options(bounds)}")
+    found = run_all(raw, bounds, hooks, budget_s=budget, terms=terms)
     saved = [save_finding(found, i, loaded.name, tuple(bugs or ()), plugin) for i in range(len(found.findings))]
+    if found.is_cut and not found.findings:
+        runs = f"{found.executions} executions ({len(found.runs)} distinct), {len(found.states)} states"
+        say(f"interrupted after {runs}, {found.seconds:.0f} s: no violation so far, and nothing is proved")
+        say("an exploration begins anew; --budget SECONDS ends one in order")
+        return EXIT_INTERRUPTED
     if as_json:
-        print(json.dumps(as_dict(found, saved)))
+        print(json.dumps(as_dict(found, saved, is_chosen=bounds != given)))
     else:
         print_exploration(found, saved)
+    if found.is_cut:
+        return EXIT_INTERRUPTED
     if found.findings:
         return found.findings[0][1].verdict.exit_code
     return 0 if found.complete else EXIT_UNKNOWN
+
+
+def as_options(bounds: Bounds) -> str:
+    """The bounds as one would give them."""
+    options = [f"aborts={bounds.aborts}", *(f"delays={kind}:{n}" for kind, n in bounds.delays.items())]
+    return " ".join(f"--bound {option}" for option in options)
 
 
 def save_finding(found: Exploration, index: int, name: str, bugs: tuple[str, ...], plugin: str | None) -> str:
@@ -70,7 +101,7 @@ def save_finding(found: Exploration, index: int, name: str, bugs: tuple[str, ...
     return str(path)
 
 
-def as_dict(found: Exploration, saved: list[str]) -> dict[str, Any]:
+def as_dict(found: Exploration, saved: list[str], *, is_chosen: bool) -> dict[str, Any]:
     return {
         "verdict": "fail" if found.findings else "pass" if found.complete else "unknown",
         "complete": found.complete,
@@ -83,6 +114,7 @@ def as_dict(found: Exploration, saved: list[str]) -> dict[str, Any]:
             "failures": found.bounds.failures,
             "executions": found.bounds.executions,
             "reduced": found.bounds.reduced,
+            "chosen": is_chosen,
             "sentence": found.sentence(),
         },
         "longest_run": found.num_iterations,

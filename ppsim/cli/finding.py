@@ -19,9 +19,13 @@ if TYPE_CHECKING:
 
 CLASSES = {EXIT_SAFETY: "safety", EXIT_LIVENESS: "liveness", EXIT_NONDETERMINISM: "nondeterminism"}
 LOG_LINES = 8
+NOT_SHRUNK = {
+    "nondeterminism": "no run of it can be repeated",
+    "no-end": "each try would take as long",
+}
 
 
-def print_finding(found: Finding, path: Path, seed: int) -> None:
+def print_finding(found: Finding, path: Path, seed: int, max_s: float) -> None:
     """Print the report; ``path`` is the saved reproduction."""
     verdict, before, after = found.outcome.verdict, found.original.size(), found.repro.experiment.size()
     name = found.repro.signature.invariant
@@ -32,13 +36,15 @@ def print_finding(found: Finding, path: Path, seed: int) -> None:
     if found.outcome.result is not None:
         for line in (*blame(found.outcome.result), *short_log(found.outcome.result)):
             print(line)
-    if name == "nondeterminism":
-        print("not shrunk: no run of it can be repeated")
+    if name in NOT_SHRUNK:
+        print(f"not shrunk: {NOT_SHRUNK[name]}")
         print(f"saved   {path}")
-        print(f"replay  ppsim replay {path}")
+        limit = f" --max-seconds {max_s:g}" if name == "no-end" else ""
+        print(f"replay  ppsim replay {path}{limit}")
         return
     sizes = "  ".join(f"{key} {before[key]}→{after[key]}" for key in after)
-    print(f"shrunk  {sizes}  ({found.shrink_runs} runs, same {name})")
+    cut = ", interrupted: as it was found" if found.is_cut else ""
+    print(f"shrunk  {sizes}  ({found.shrink_runs} runs, same {name}{cut})")
     print(f"saved   {path}")
     print(f"replay  ppsim replay {path}")
     print(f"keep    ppsim replay {path} --emit-test > tests/regressions/test_{path.stem}.py")

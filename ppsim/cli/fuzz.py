@@ -6,18 +6,21 @@ stdout is a function of the command line alone; what depends on the machine (sec
 from __future__ import annotations
 
 import json
-import math
+import shlex
+from dataclasses import replace
 from textwrap import fill
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ppsim.cli.guard import guarded, say
-from ppsim.cli.options import BugOption, JsonOption, OutOption, PluginOption
+from ppsim.cli.guard import EXIT_INTERRUPTED, give_up, guarded, say
+from ppsim.cli.options import BugOption, JsonOption, OutOption, PluginOption, check_seconds, plugin_of
 
 if TYPE_CHECKING:
     from ppsim.fuzz.campaign import CampaignResult, Order
     from ppsim.fuzz.folder import CampaignFolder
+
+MAX_SECONDS = 60.0  # of an example: of ten thousand, none takes two
 
 
 @guarded
@@ -39,28 +42,48 @@ def fuzz(
     ] = None,
     plugin: PluginOption = None,
     bugs: BugOption = None,
+    max_seconds: Annotated[
+        float,
+        typer.Option("--max-seconds", metavar="SECONDS", help="An example that takes longer has no end: a finding."),
+    ] = MAX_SECONDS,
+    skip: Annotated[
+        int, typer.Option("--skip", metavar="N", min=0, help="Go on behind the first N examples, in whole hundreds.")
+    ] = 0,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Does any interleaving break it? Generate experiments, check everything, shrink what fails."""
     from ppsim.cli.progress import ProgressBar
+    from ppsim.cli.reports import write_and_read
     from ppsim.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
-    from ppsim.fuzz.campaign import run_campaign
+    from ppsim.fuzz.campaign import ROUND, run_campaign
+    from ppsim.fuzz.experiment import Terms
     from ppsim.fuzz.folder import CampaignFolder
 
     if jobs is not None and ray is not None:
         raise UsageError("--jobs and --ray exclude each other: a Ray cluster has its own number of processes")
     order = order_of(profiles or [], examples, budget, seed, bugs or [], plugin)
+    check_seconds("--max-seconds", max_seconds)
+    if skip % ROUND:
+        raise UsageError(f"--skip {skip}: examples come in rounds of {ROUND}; give a multiple of it")
+    order = replace(order, terms=Terms(max_seconds, write_and_read, give_up), num_skipped=skip)
     folder = CampaignFolder(order, out)
     with ProgressBar(f"fuzzing, profile {order.profile}") as progress:
         result = run_campaign(order, num_jobs=jobs or 1, ray_address=ray, progress=progress, database=folder.database)
     folder.save(result)
+    if result.is_cut and not result.findings:
+        say(how_far(result))
+        say(f"saved {folder.path}")
+        say(go_on(result, jobs, ray, out))
+        return EXIT_INTERRUPTED
     if as_json:
         print(json.dumps(campaign_json(result, folder)))
     else:
         print_campaign(result, folder)
     rate = result.num_examples / result.seconds if result.seconds else 0.0
     say(f"{result.seconds:.1f} s, {rate:.1f} examples/s; saved {folder.path}")
+    if result.is_cut:
+        return EXIT_INTERRUPTED
     if result.findings:
         return result.findings[0].outcome.verdict.exit_code
     return EXIT_PASS if result.num_examples else EXIT_UNKNOWN
@@ -73,7 +96,7 @@ def order_of(
     from ppsim.errors import UsageError
     from ppsim.fuzz.campaign import Order
     from ppsim.fuzz.profiles import profile_named, profile_of_bugs
-    from ppsim.planted import bug, load_plugin
+    from ppsim.planted import bug
 
     for name in profiles:
         profile_named(name)
@@ -84,13 +107,40 @@ def order_of(
         )
     if examples is not None and budget is not None:
         raise UsageError("--examples and --budget exclude each other: give one of them")
-    if budget is not None and not 0 < budget < math.inf:
-        raise UsageError(f"--budget {budget:g}: must be a number of seconds more than 0")
-    module = load_plugin(plugin) if plugin else None
+    check_seconds("--budget", budget)
+    module = plugin_of(plugin)
     bugs = list(dict.fromkeys(bugs))
     planted = [bug(name, module) for name in bugs]
     profile = profile_of_bugs(profiles[0] if profiles else None, [(b.name, b.profile) for b in planted])
     return Order(profile, seed, 1000 if examples is None and budget is None else examples, budget, tuple(bugs), plugin)
+
+
+def how_far(result: CampaignResult) -> str:
+    """What an interrupted campaign has done."""
+    order = result.order
+    return (
+        f"interrupted after {result.num_examples} examples of profile {order.profile}, seed {order.seed}, "
+        f"{result.seconds:.0f} s: no finding"
+    )
+
+
+def go_on(result: CampaignResult, jobs: int | None, ray: str | None, out: str | None) -> str:
+    """The command that goes on with the first round that is not whole."""
+    from ppsim.fuzz.campaign import ROUND
+
+    order, done = result.order, result.num_rounds * ROUND
+    words = ["ppsim", "fuzz", "--profile", order.profile, "--seed", str(order.seed), "--skip", str(done)]
+    if order.max_examples is not None:
+        words += ["--examples", str(max(1, order.max_examples - (done - order.num_skipped)))]
+    if order.budget_s is not None:
+        words += ["--budget", f"{max(1.0, order.budget_s - result.seconds):.0f}"]
+    for option, value in (("--jobs", jobs), ("--ray", ray), ("--plugin", order.plugin), ("--out", out)):
+        words += [option, str(value)] if value is not None else []
+    for name in order.bugs:
+        words += ["--bug", name]
+    if order.terms.max_s != MAX_SECONDS:
+        words += ["--max-seconds", f"{order.terms.max_s:g}"]
+    return f"go on with  {shlex.join(words)}"
 
 
 def verdict_of(result: CampaignResult) -> str:
@@ -133,7 +183,7 @@ def print_campaign(result: CampaignResult, folder: CampaignFolder) -> None:
 
     order = result.order
     for found, path in zip(result.findings, folder.repros, strict=True):
-        print_finding(found, path, order.seed)
+        print_finding(found, path, order.seed, order.terms.max_s)
     never = [name for name in PROBES if not result.probes[name]]
     arrows = [name for name in PAIRS if not result.pairs[name]]
     print(f"{verdict_of(result).upper()}  {result.num_examples} examples of profile {order.profile}, seed {order.seed}")

@@ -22,9 +22,21 @@ EXIT_INTERRUPTED = 130  # 128 + SIGINT, as shells do
 P = ParamSpec("P")
 
 
+class Interrupted(PpsimError):
+    """Ctrl-C, told by a command that knows how far it came."""
+
+    exit_code = EXIT_INTERRUPTED
+
+
 def say(message: str) -> None:
     """A line for the user that is no part of the result."""
     print(message, file=sys.stderr, flush=True)
+
+
+def give_up(message: str) -> NoReturn:
+    """End this process, command or worker, where nothing in it can be stopped in order."""
+    say(f"ppsim: {message}")
+    os._exit(EXIT_UNKNOWN)
 
 
 def guarded(command: Callable[P, int]) -> Callable[P, None]:

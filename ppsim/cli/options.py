@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 from enum import StrEnum
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import typer
@@ -47,6 +49,10 @@ OutOption: TypeAlias = Annotated[
     str | None, typer.Option("--out", metavar="DIR", help="The run folder. Default: runs/NAME-SEED-N, N the next free.")
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
+MaxSecondsOption: TypeAlias = Annotated[
+    float,
+    typer.Option("--max-seconds", metavar="SECONDS", help="A run that takes longer, on your clock, is stopped."),
+]
 SideOption: TypeAlias = Annotated[
     Side | None, typer.Option("--side", help="Of two pipelines (disaggregation.role pd). Default: decode.")
 ]
@@ -61,6 +67,26 @@ def scenario_of(name: str, seed: int | None, trace: str | None, overrides: list[
     if trace is not None:
         sets += ['workload.source="trace"', f"workload.trace={json.dumps(trace)}"]
     return load_scenario(name, [*sets, *(overrides or [])], seed=seed)
+
+
+def check_seconds(option: str, seconds: float | None) -> None:
+    """Raises UsageError for a time that is none."""
+    if seconds is not None and not 0 < seconds < math.inf:
+        raise UsageError(f"{option} {seconds:g}: must be a number of seconds more than 0")
+
+
+def plugin_of(path: str | None) -> ModuleType | None:
+    """A plug-in file. Raises UsageError for one that cannot be read, or that never comes to its end."""
+    if path is None:
+        return None
+    from ppsim.fuzz.limit import MAX_STILL_S, Limit, OutOfTime
+    from ppsim.planted import load_plugin
+
+    try:
+        with Limit(MAX_STILL_S):
+            return load_plugin(path)
+    except OutOfTime as stop:
+        raise UsageError(f"{path}: reading it takes more than {MAX_STILL_S:g} s; it was in {stop.place}") from None
 
 
 def side_of(recording: Recording, side: Side | None) -> Recording:

@@ -6,25 +6,52 @@ import json
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ppsim.cli.guard import say
+from ppsim.cli.guard import EXIT_INTERRUPTED, Interrupted, give_up, say
 
 if TYPE_CHECKING:
     from ppsim.core.hooks import Hooks
     from ppsim.recording import Recording, Verdict
     from ppsim.recording.folder import RunFolder
     from ppsim.scenario import Scenario
-    from ppsim.world import SimulationResult
+    from ppsim.world.setting import Setting
 
 
 def simulated(
-    scenario: Scenario, hooks: Callable[[int, int], Hooks], progress: Callable[[int, int], None], *, is_changed: bool
-) -> SimulationResult:
-    """Simulate. What a changed scheduler raises is its own failure, with the place where it happened."""
-    from ppsim.errors import PluginError, PpsimError
+    scenario: Scenario,
+    hooks: Callable[[int, int], Hooks],
+    progress: Callable[[int, int], None],
+    folder: RunFolder,
+    *,
+    is_changed: bool,
+    max_s: float,
+) -> tuple[Recording, Verdict]:
+    """Simulate. What a changed scheduler raises is its own failure, with the place where it happened.
+
+    A run that is stopped from outside, by Ctrl-C or after ``max_s`` seconds, is one too, as far as it came: its verdict
+    is unknown, and its folder is marked. Raises Interrupted or PpsimError where it had not even begun.
+    """
+    from ppsim.errors import EXIT_UNKNOWN, PluginError, PpsimError
+    from ppsim.fuzz.limit import Limit, OutOfTime
+    from ppsim.recording.folder import mark_incomplete
     from ppsim.world import simulate
 
+    def last_resort(why: str) -> None:
+        mark_incomplete(folder.path, f"the run was ended: {why}")
+        give_up(why)
+
+    limit = Limit(max_s, last_resort)
     try:
-        return simulate(scenario, progress=progress, hooks=hooks)
+        with limit:
+            result = simulate(scenario, progress=progress, hooks=hooks, began=limit.began)
+        return result.recording, result.verdict
+    except OutOfTime as stop:
+        if limit.setting is None:
+            raise PpsimError(f"{scenario.name}: stopped before it began: {stop}") from None
+        return stopped(limit.setting, folder, f"no end: {stop}", EXIT_UNKNOWN, stop.rank)
+    except KeyboardInterrupt:
+        if limit.setting is None:
+            raise Interrupted("interrupted before the run began; nothing is saved") from None
+        return stopped(limit.setting, folder, "interrupted", EXIT_INTERRUPTED, None)
     except PpsimError:
         raise
     except (Exception, SystemExit) as error:
@@ -35,18 +62,36 @@ def simulated(
         raise PluginError(f"{scenario.name}: crash: {type(error).__name__}: {error} ({place(error)})") from error
 
 
+def stopped(setting: Setting, folder: RunFolder, why: str, code: int, rank: int | None) -> tuple[Recording, Verdict]:
+    """What there is of a run that was ended from outside, and how far it came."""
+    from ppsim.recording import Verdict
+    from ppsim.recording.folder import mark_incomplete
+
+    first = setting.ranks[0]
+    ended, asked = len(setting.watch.ended), setting.watch.num_requests
+    now_ns = max(r.now for r in setting.ranks)
+    far = (
+        f"incomplete: {ended} of {asked} requests had ended, in iteration {first.rank.iteration} of the first rank, "
+        f"at {now_ns / 1e9:.6f} s of simulated time"
+    )
+    mark_incomplete(folder.path, f"{why}\n{far}")
+    iteration = first.rank.iteration if rank is None else setting.ranks[rank % len(setting.ranks)].rank.iteration
+    return setting.recording, Verdict("unknown", code, f"{why}\n{far}", None, rank, iteration)
+
+
 def conclude(folder: RunFolder, scenario: Scenario, recording: Recording, verdict: Verdict, *, as_json: bool) -> int:
     """Save, print and return the exit code. The verdict's text goes to stderr, as does the place of the run."""
-    from ppsim.recording.folder import write_run
+    from ppsim.recording.folder import incomplete, leave, write_run
     from ppsim.recording.summary import summarize
     from ppsim.report.table import summary_text
 
     summary = summarize(recording, verdict)
     write_run(folder, scenario.model_dump(mode="json"), recording, summary, verdict)
+    leave(folder)
     if verdict.message and verdict.kind != "pass":
         say(verdict.message)
     if folder.replaces:
         say(f"replaced the earlier run in {folder.path}")
-    say(f"saved {folder.path}")
+    say(f"saved {folder.path}" + (", marked incomplete" if incomplete(folder.path) else ""))
     print(json.dumps(summary, allow_nan=False) if as_json else summary_text(summary))
     return verdict.exit_code

@@ -22,8 +22,10 @@ class ProgressBar:
         self.began = self.shown = time.monotonic()
         self.bar: Progress | None = None
         self.wanted = sys.stderr.isatty()
+        self.done = 0  # for what is said at Ctrl-C
 
     def __call__(self, done: int, total: int) -> None:
+        self.done = done
         if not self.wanted:
             return
         now = time.monotonic()

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ppsim.cli.guard import guarded, say
-from ppsim.cli.options import JsonOption
+from ppsim.cli.guard import give_up, guarded, say
+from ppsim.cli.options import JsonOption, MaxSecondsOption, check_seconds
 
 if TYPE_CHECKING:
     from ppsim.fuzz.experiment import Outcome
@@ -22,16 +22,21 @@ def replay(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A reproduction written by ppsim fuzz.")],
     emit_test: Annotated[bool, typer.Option("--emit-test", help="Print a regression test instead of running.")] = False,
     twice: Annotated[bool, typer.Option("--twice", help="Run it twice and compare.")] = False,
+    max_seconds: MaxSecondsOption = 60.0,
     anyway: Annotated[bool, typer.Option("--anyway", help="Run a file that another version wrote.")] = False,
     as_json: JsonOption = False,
 ) -> int:
     """Reproduce a failure; the exit code is that of the failure, 4 if it does not come back the same."""
+    from ppsim.cli.reports import write_and_read
     from ppsim.errors import EXIT_NONDETERMINISM, EXIT_PASS, UsageError
-    from ppsim.fuzz.campaign import run_twice
+    from ppsim.fuzz.campaign import run_twice, terms_of
     from ppsim.fuzz.emit import regression_test
+    from ppsim.fuzz.experiment import Terms
     from ppsim.fuzz.repro import digest_of_file, load, ppsim_version
 
+    check_seconds("--max-seconds", max_seconds)
     repro = load(file)
+    terms = terms_of(repro.signature, Terms(max_seconds, write_and_read, give_up))
     if emit_test:
         name = re.sub(r"\W+", "_", f"{Path(file).parent.name}_{Path(file).stem}").strip("_").lower()
         print(regression_test(repro, name), end="")
@@ -43,7 +48,10 @@ def replay(
         )
     if repro.plugin is not None and digest_of_file(repro.plugin) not in (None, repro.plugin_digest):
         say(f"ppsim: plug-in {repro.plugin} has changed since {file} was written")
-    outcome, stable = run_twice(repro.experiment, repro.hooks()) if twice or of_two(repro) else (repro.run(), True)
+    if twice or of_two(repro):
+        outcome, stable = run_twice(repro.experiment, repro.hooks(), terms)
+    else:
+        outcome, stable = repro.run(terms), True
     same = not stable if of_two(repro) else repro.again(outcome)
     if as_json:
         print(json.dumps(as_dict(outcome, same)))
@@ -65,8 +73,12 @@ def of_two(repro: Repro) -> bool:
 
 def ending(repro: Repro, same: bool) -> str:
     """Whether what was saved came back."""
+    from ppsim.fuzz.experiment import NO_END
+
     if not same:
         return f"NOT the saved failure ({repro.signature.invariant}, {repro.digest})"
+    if repro.signature.invariant == NO_END:
+        return "again it does not end"
     return "two runs differ again" if of_two(repro) else "reproduced bit for bit"
 
 

@@ -6,12 +6,15 @@ from ppsim.cli.guard import guarded
 from ppsim.cli.options import (
     BugOption,
     JsonOption,
+    MaxSecondsOption,
     OutOption,
     PluginOption,
     ScenarioArg,
     SeedOption,
     SetOption,
     TraceOption,
+    check_seconds,
+    plugin_of,
     scenario_of,
 )
 
@@ -25,14 +28,16 @@ def run(
     out: OutOption = None,
     bugs: BugOption = None,
     plugin: PluginOption = None,
+    max_seconds: MaxSecondsOption = 3600.0,
     as_json: JsonOption = False,
 ) -> int:
     """Simulate a scenario and save the run."""
+    check_seconds("--max-seconds", max_seconds)
     loaded = scenario_of(scenario, seed, trace, overrides)
 
-    from ppsim.planted import hooks_for, load_plugin
+    from ppsim.planted import hooks_for
 
-    hooks = hooks_for([*(bugs or []), *loaded.bugs], load_plugin(plugin) if plugin else None)
+    hooks = hooks_for([*(bugs or []), *loaded.bugs], plugin_of(plugin))
 
     from ppsim.cli.outcome import conclude, simulated
     from ppsim.cli.progress import ProgressBar
@@ -40,5 +45,6 @@ def run(
 
     with run_folder(out, loaded.name, loaded.seed) as folder:
         with ProgressBar(f"simulating {loaded.name}") as progress:
-            result = simulated(loaded, hooks, progress, is_changed=bool(plugin or bugs or loaded.bugs))
-        return conclude(folder, loaded, result.recording, result.verdict, as_json=as_json)
+            changed = bool(plugin or bugs or loaded.bugs)
+            recording, verdict = simulated(loaded, hooks, progress, folder, is_changed=changed, max_s=max_seconds)
+        return conclude(folder, loaded, recording, verdict, as_json=as_json)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ppsim.cli.guard import guarded
+from ppsim.cli.guard import guarded, say
 from ppsim.cli.options import JsonOption, RunArg, SideOption, side_of
 from ppsim.errors import EXIT_PASS
 
@@ -24,9 +24,12 @@ def show(
     as_json: JsonOption = False,
 ) -> int:
     """Show a saved run."""
-    from ppsim.recording.folder import open_run, read_verdict
+    from ppsim.recording.folder import find_recording, incomplete, open_run, read_verdict
 
     recording = side_of(open_run(run), side)
+    why = incomplete(find_recording(run).parent)
+    if why:
+        say(f"{run} is incomplete: {why.splitlines()[0]}")
     if schedule:
         from ppsim.report import schedule as report
 

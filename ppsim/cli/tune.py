@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ppsim.cli.guard import guarded
+from ppsim.cli.guard import Interrupted, guarded
 from ppsim.cli.options import JsonOption, ScenarioArg, SetOption, scenario_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,12 @@ def tune(
     aim = objective or ("ttft" if rate is None else "ttft_at_rate")
     loaded = scenario_of(scenario, None, None, overrides)
     with ProgressBar(f"tuning {loaded.name}") as progress:
-        found = search(loaded, Wish(aim, gpus, rate, prompt, requests, max_cp), progress)
+        try:
+            found = search(loaded, Wish(aim, gpus, rate, prompt, requests, max_cp), progress)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"tune: interrupted after {progress.done} configurations; nothing is saved, a search begins anew"
+            ) from None
     folder = save(loaded, found, out)
     print(json.dumps(as_dict(found, folder), allow_nan=False) if as_json else text_of(loaded, found, folder))
     return 0

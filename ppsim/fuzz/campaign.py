@@ -21,24 +21,37 @@ from ppsim.core.digest import digest
 from ppsim.errors import EXIT_NONDETERMINISM, EXIT_SAFETY, ScenarioError
 from ppsim.fuzz.cluster import ray_rounds
 from ppsim.fuzz.database import ExampleDatabase
-from ppsim.fuzz.experiment import Experiment, MakeHooks, Outcome, Signature, run_experiment
+from ppsim.fuzz.experiment import (
+    NO_END,
+    USUAL,
+    Experiment,
+    MakeHooks,
+    Outcome,
+    Signature,
+    Terms,
+    run_experiment,
+)
 from ppsim.fuzz.generate import from_the_seed_alone, strategy
 from ppsim.fuzz.probes import hits
 from ppsim.fuzz.profiles import Profile, profile_named
 from ppsim.fuzz.repro import Repro
 from ppsim.fuzz.shrink import Shrinker
-from ppsim.fuzz.workers import in_processes
+from ppsim.fuzz.workers import WorkerDied, in_processes
 from ppsim.planted import hooks_for, load_plugin
 from ppsim.recording import Verdict
 from ppsim.recording.diff import first_difference
 
 ROUND = 100
 TWICE_EVERY = 20  # one example in so many is run a second time
+REPORTS_EVERY = 50  # of one in so many everything that it leaves is written, read back and shown
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a campaign is asked to do. ``max_examples`` or ``budget_s`` ends it, whichever is given."""
+    """What a campaign is asked to do. ``max_examples`` or ``budget_s`` ends it, whichever is given.
+
+    ``num_skipped``: whole rounds of examples that another campaign with this seed has run already.
+    """
 
     profile: str
     seed: int
@@ -46,6 +59,8 @@ class Order:
     budget_s: float | None = None
     bugs: tuple[str, ...] = ()
     plugin: str | None = None
+    terms: Terms = USUAL
+    num_skipped: int = 0
 
     def hooks(self) -> MakeHooks:
         return hooks_for(self.bugs, load_plugin(self.plugin) if self.plugin else None)
@@ -63,6 +78,8 @@ class RoundResult:
     failing: Experiment | None = None
     signature: Signature | None = None
     twice: int = 0
+    endless: Outcome | None = None  # of the failing example, where running it again would take as long
+    is_cut: bool = False  # the user interrupted it
 
 
 @dataclass(slots=True)
@@ -75,6 +92,7 @@ class Finding:
     shrink_runs: int
     example: int
     seconds: float
+    is_cut: bool = False  # the user interrupted the shrinking: it is as it was found
 
 
 @dataclass(slots=True)
@@ -89,6 +107,8 @@ class CampaignResult:
     pairs: Counter[str]
     findings: list[Finding]
     twice: int
+    num_rounds: int = 0  # whole ones, those that were skipped too
+    is_cut: bool = False  # the user interrupted it
 
 
 class Stop(BaseException):
@@ -114,25 +134,30 @@ def run_round(order: Order, number: int, num_examples: int, deadline: float | No
     def check(experiment: Experiment) -> None:
         if deadline is not None and time.monotonic() > deadline:
             raise Stop
-        outcome = examine(experiment, hooks, result)
+        outcome = examine(experiment, hooks, result, order.terms)
         if outcome is None:
             return
         digests.append(outcome.digest)
         if outcome.signature is not None:
             result.failing = experiment
             result.signature = outcome.signature
+            result.endless = outcome if outcome.signature.invariant == NO_END else None
             raise Stop
 
-    with suppress(Stop), from_the_seed_alone():
-        check()
+    try:
+        with suppress(Stop), from_the_seed_alone():
+            check()
+    except KeyboardInterrupt:
+        result.is_cut = True
     result.digest = digest(number, tuple(digests))
     return result
 
 
-def examine(experiment: Experiment, hooks: MakeHooks, result: RoundResult) -> Outcome | None:
+def examine(experiment: Experiment, hooks: MakeHooks, result: RoundResult, terms: Terms = USUAL) -> Outcome | None:
     """Run one example, count what it reached; one in twenty is run twice. None for an impossible scenario."""
+    shown = (result.num_examples + 1) % REPORTS_EVERY == 0
     try:
-        outcome = run_experiment(experiment, hooks)
+        outcome = run_experiment(experiment, hooks, terms=terms if shown else replace(terms, reports=None))
     except ScenarioError:
         return None
     result.num_examples += 1
@@ -142,7 +167,7 @@ def examine(experiment: Experiment, hooks: MakeHooks, result: RoundResult) -> Ou
         result.pairs.update(pairs)
     if outcome.signature is None and result.num_examples % TWICE_EVERY == 0:
         result.twice += 1
-        again = run_experiment(experiment, hooks)
+        again = run_experiment(experiment, hooks, terms=replace(terms, reports=None))
         if differ(outcome, again):
             return nondeterministic(outcome, again)
     return outcome
@@ -182,10 +207,11 @@ def where_they_part(one: Outcome, other: Outcome) -> str:
 
 def round_sizes(order: Order) -> Iterator[tuple[int, int]]:
     """(number, examples) of each round, endless where only time ends the campaign."""
+    first = order.num_skipped // ROUND
     if order.max_examples is None:
-        yield from ((number, ROUND) for number in count())
+        yield from ((number, ROUND) for number in count(first))
         return
-    left, number = order.max_examples, 0
+    left, number = order.max_examples, first
     while left > 0:
         yield number, min(ROUND, left)
         left, number = left - ROUND, number + 1
@@ -218,35 +244,48 @@ def run_campaign(
             else rounds(order, num_jobs, deadline)
         )
     )
-    for result in results:
-        total.probes.update(result.probes)
-        total.pairs.update(result.pairs)
-        total.twice += result.twice
-        total.num_examples += result.num_examples
-        digests.append(result.digest)
-        if progress is not None:
-            progress(total.num_examples, order.max_examples or 0)
-        if result.failing is not None and result.signature is not None:
-            found_after = time.monotonic() - started
-            total.findings.append(finding(order, result, total.num_examples, found_after, shrink))
-            if database is not None:
-                database.keep(total.findings[-1].original, is_small=False)
-                database.keep(total.findings[-1].repro.experiment, is_small=True)
-            break
-        if deadline is not None and time.monotonic() > deadline:
-            break
+    total.num_rounds = order.num_skipped // ROUND
+    try:
+        for result in results:
+            take(total, digests, result)
+            if progress is not None:
+                progress(total.num_examples, order.max_examples or 0)
+            if result.failing is not None and result.signature is not None:
+                found_after = time.monotonic() - started
+                total.findings.append(finding(order, result, total.num_examples, found_after, shrink))
+                if database is not None:
+                    database.keep(total.findings[-1].original, is_small=False)
+                    database.keep(total.findings[-1].repro.experiment, is_small=True)
+                break
+            if result.is_cut or (deadline is not None and time.monotonic() > deadline):
+                break
+    except KeyboardInterrupt:  # in a process of its own, or between two rounds
+        total.is_cut = True
     total.seconds = time.monotonic() - started
     total.digest = digest(order.profile, order.seed, tuple(digests))
     return total
+
+
+def take(total: CampaignResult, digests: list[str], result: RoundResult) -> None:
+    """Count what a round has found."""
+    total.probes.update(result.probes)
+    total.pairs.update(result.pairs)
+    total.twice += result.twice
+    total.num_examples += result.num_examples
+    total.num_rounds += not result.is_cut
+    total.is_cut |= result.is_cut
+    digests.append(result.digest)
 
 
 def still_failing(order: Order, database: ExampleDatabase) -> tuple[RoundResult, bool] | None:
     """The first kept example that still fails, and whether it is small; those before it pass now and are dropped."""
     hooks = order.hooks()
     for kept in database.failing():
-        outcome = run_experiment(kept.experiment, hooks)
+        outcome = run_experiment(kept.experiment, hooks, terms=order.terms)
         if outcome.signature is not None:
-            return RoundResult(-1, failing=kept.experiment, signature=outcome.signature), kept.is_small
+            endless = outcome if outcome.signature.invariant == NO_END else None
+            failed = RoundResult(-1, failing=kept.experiment, signature=outcome.signature, endless=endless)
+            return failed, kept.is_small
         database.drop(kept)
     return None
 
@@ -259,10 +298,14 @@ def rounds(order: Order, num_jobs: int, deadline: float | None) -> Iterator[Roun
             yield run_round(order, number, size, deadline)
         return
     run = partial(one_round, order, deadline)
-    for result in in_processes(run, sizes, num_jobs):
-        yield result
-        if result.failing is not None or (deadline is not None and time.monotonic() > deadline):
-            return
+    try:
+        for result in in_processes(run, sizes, num_jobs):
+            yield result
+            if result.failing is not None or (deadline is not None and time.monotonic() > deadline):
+                return
+    except WorkerDied as died:
+        hint = f"that round alone is --seed {order.seed} --skip {died.number * ROUND} --examples {ROUND} --jobs 1"
+        raise WorkerDied(died.number, died.ended_with, hint) from None
 
 
 def one_round(order: Order, deadline: float | None, number: int, size: int) -> RoundResult:
@@ -274,13 +317,18 @@ def finding(order: Order, result: RoundResult, example: int, seconds: float, shr
     """Shrink the failing experiment and run the smallest form again; what does not come back is nondeterminism."""
     assert result.failing is not None
     assert result.signature is not None
-    hooks = order.hooks()
-    shrinker = Shrinker(result.signature, hooks)
-    smallest, outcome, stable = result.failing, *run_twice(result.failing, hooks)
-    before = Experiment(smallest.raw, outcome.tape)
+    if result.endless is not None:
+        return endless_finding(order, result.failing, result.endless, example, seconds)
+    hooks, terms = order.hooks(), terms_of(result.signature, order.terms)
+    shrinker = Shrinker(result.signature, hooks, terms=terms)
+    smallest, outcome, stable = result.failing, *run_twice(result.failing, hooks, terms)
+    before, is_cut = Experiment(smallest.raw, outcome.tape), False
     if stable and shrink and result.signature.is_like(outcome.signature):
-        smallest = shrinker.shrink(result.failing)
-        outcome, stable = run_twice(smallest, hooks)
+        try:
+            smallest = shrinker.shrink(result.failing)
+        except KeyboardInterrupt:  # what is found is not lost
+            is_cut = True
+        outcome, stable = run_twice(smallest, hooks, terms)
     if stable and not shrinker.signature.is_like(outcome.signature):  # it has happened once, and not again
         other = Outcome(Verdict("fail", EXIT_SAFETY, f"{result.signature.invariant} is broken"), "", None, ())
         outcome = nondeterministic(outcome, other)
@@ -288,10 +336,23 @@ def finding(order: Order, result: RoundResult, example: int, seconds: float, shr
         smallest = Experiment(smallest.raw, outcome.tape)
     signature = outcome.signature or result.signature
     repro = Repro(smallest, signature, outcome.digest, outcome.verdict.iteration, order.bugs, order.plugin)
-    return Finding(repro, outcome, before, shrinker.runs, example, seconds)
+    return Finding(repro, outcome, before, shrinker.runs, example, seconds, is_cut)
 
 
-def run_twice(experiment: Experiment, hooks: MakeHooks) -> tuple[Outcome, bool]:
+def endless_finding(order: Order, experiment: Experiment, outcome: Outcome, example: int, seconds: float) -> Finding:
+    """A run without end, as it is: to shrink it, or to run it twice, would take its whole limit each time."""
+    assert outcome.signature is not None
+    before = Experiment(experiment.raw, outcome.tape)
+    repro = Repro(before, outcome.signature, outcome.digest, outcome.verdict.iteration, order.bugs, order.plugin)
+    return Finding(repro, outcome, before, 0, example, seconds)
+
+
+def terms_of(signature: Signature, terms: Terms) -> Terms:
+    """The terms under which a failure shows again: reports are made only where one of them failed."""
+    return terms if signature.invariant.startswith("report-") else replace(terms, reports=None)
+
+
+def run_twice(experiment: Experiment, hooks: MakeHooks, terms: Terms = USUAL) -> tuple[Outcome, bool]:
     """The outcome of an experiment, and whether a second run is the same."""
-    one, other = run_experiment(experiment, hooks), run_experiment(experiment, hooks)
+    one, other = (run_experiment(experiment, hooks, terms=terms) for _ in range(2))
     return (nondeterministic(one, other), False) if differ(one, other) else (one, True)

@@ -26,7 +26,12 @@ def regression_test(repro: Repro, name: str) -> str:
     )
     is_planted = bool(repro.bugs or repro.plugin)
     lines = [f'"""{what}: found by the fuzzer and shrunk; kept so that it cannot come back."""', ""]
-    lines.append("from ppsim.fuzz.experiment import Experiment, run_experiment, tape_of")
+    terms = ""
+    if what.startswith("report-"):
+        terms = ", terms=Terms(reports=write_and_read)"
+        lines.append("from ppsim.cli.reports import write_and_read")
+    names = "Experiment, Terms, run_experiment" if terms else "Experiment, run_experiment"
+    lines.append(f"from ppsim.fuzz.experiment import {names}, tape_of")
     if is_planted:
         lines.append("from ppsim.planted import hooks_for" + (", load_plugin" if repro.plugin else ""))
     lines += ["", f"RAW = {literal(repro.experiment.raw)}", *tape_lines(repro.experiment.tape)]
@@ -35,7 +40,7 @@ def regression_test(repro: Repro, name: str) -> str:
             "",
             "",
             f"def test_{name}_is_caught() -> None:",
-            f"    outcome = run_experiment(Experiment(RAW, TAPE), {hooks})",
+            f"    outcome = run_experiment(Experiment(RAW, TAPE), {hooks}{terms})",
             "    assert outcome.signature is not None",
             f"    assert outcome.signature.invariant == {json.dumps(what)}",
         ]
@@ -43,7 +48,7 @@ def regression_test(repro: Repro, name: str) -> str:
         "",
         "",
         f"def test_{name}_holds_with_the_right_protocol() -> None:",
-        "    outcome = run_experiment(Experiment(RAW, TAPE))",
+        f"    outcome = run_experiment(Experiment(RAW, TAPE){terms})",
         '    assert outcome.verdict.kind == "pass", outcome.verdict.message',
     ]
     return "\n".join(lines) + "\n"

@@ -14,23 +14,27 @@ from typing import Any
 
 from ppsim.core.digest import digest
 from ppsim.core.hooks import Hooks
-from ppsim.errors import EXIT_SAFETY, ScenarioError
+from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN, ScenarioError
+from ppsim.fuzz.limit import MAX_EXAMPLE_S, Limit, OutOfTime
 from ppsim.recording import Verdict
 from ppsim.recording.writer import lines
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import validate
+from ppsim.scenario.tree import Scenario
 from ppsim.world.choices import Choices, PctChoices, RecordingChoices, SeededChoices, TapeChoices
 from ppsim.world.simulate import SimulationResult, simulate
 
 ANY_ROLE = "any"
+NO_END = "no-end"
 MakeHooks = Callable[[int, int], Hooks]
+Reports = Callable[[Scenario, SimulationResult], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
     """What makes two failures the same bug."""
 
-    invariant: str  # INV-nn, or a word: livelock, crash-KeyError, nondeterminism
+    invariant: str  # INV-nn, or a word: livelock, crash-KeyError, report-KeyError, no-end, ...
     role: str  # first | middle | last | ""
 
     def is_like(self, other: Signature | None) -> bool:
@@ -101,6 +105,20 @@ def tape_of(text: str) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class Terms:
+    """How an experiment is run, beside what it is.
+
+    ``max_s``: seconds of the user's time after which it counts as one without an end. ``reports``: writes and reads
+    everything that a run leaves, and raises where that goes wrong; given from outside, for reports are none of ours.
+    ``last_resort``: ends the process where a run cannot be stopped.
+    """
+
+    max_s: float = MAX_EXAMPLE_S
+    reports: Reports | None = None
+    last_resort: Callable[[str], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """The end of one run. ``signature`` is None where nothing is wrong."""
 
@@ -109,6 +127,9 @@ class Outcome:
     signature: Signature | None
     tape: tuple[int, ...]  # what was really chosen
     result: SimulationResult | None = field(default=None, compare=False)
+
+
+USUAL = Terms()
 
 
 def canonical(value: Any) -> Any:
@@ -129,19 +150,30 @@ def is_valid(experiment: Experiment) -> bool:
     return True
 
 
-def run_experiment(experiment: Experiment, hooks: MakeHooks | None = None, choices: Choices | None = None) -> Outcome:
-    """Run it. An exception of the core, of a hook or of the world is a finding, not an end of the campaign."""
+def run_experiment(
+    experiment: Experiment, hooks: MakeHooks | None = None, choices: Choices | None = None, terms: Terms = USUAL
+) -> Outcome:
+    """Run it. A run that has no end is a finding, as is an exception of the core, of a hook, the world or a report."""
     scenario = validate(experiment.raw)
     check_scenario(scenario)
     recorder = RecordingChoices(choices or experiment.chooser.choices(experiment.tape))
+    limit = Limit(terms.max_s, terms.last_resort)
+    result = None
     try:
-        result = simulate(scenario, hooks=hooks, choices=recorder)
+        with limit:
+            result = simulate(scenario, hooks=hooks, choices=recorder, began=limit.began)
+            if terms.reports is not None and result.verdict.kind == "pass":
+                terms.reports(scenario, result)
     except ScenarioError:
         raise
+    except OutOfTime as stop:
+        verdict = Verdict("unknown", EXIT_UNKNOWN, f"no end: {stop}", None, stop.rank, stop.iteration)
+        return Outcome(verdict, digest(NO_END), Signature(NO_END, ""), tuple(recorder.tape))
     except (Exception, SystemExit) as error:  # whatever a changed scheduler raises: the fuzzer reports it and goes on
-        verdict = Verdict("fail", EXIT_SAFETY, f"crash: {type(error).__name__}: {error} ({place(error)})")
-        signature = Signature(f"crash-{type(error).__name__}", "")
-        return Outcome(verdict, digest(signature.invariant), signature, tuple(recorder.tape))
+        what = "crash" if result is None else "report"
+        verdict = Verdict("fail", EXIT_SAFETY, f"{what}: {type(error).__name__}: {error} ({place(error)})")
+        signature = Signature(f"{what}-{type(error).__name__}", "")
+        return Outcome(verdict, digest(signature.invariant), signature, tuple(recorder.tape), result)
     verdict = result.verdict
     pp_size = scenario.cluster.pp_size
     found = None if verdict.kind == "pass" else Signature(broken(verdict), role_of(verdict, pp_size, result))

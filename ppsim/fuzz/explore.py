@@ -14,17 +14,18 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
 from ppsim.errors import UsageError
-from ppsim.fuzz.experiment import Experiment, MakeHooks, Outcome, Signature, run_experiment
+from ppsim.fuzz.experiment import USUAL, Experiment, MakeHooks, Outcome, Signature, Terms, run_experiment
 from ppsim.recording.digest import run_digest
 from ppsim.scenario.load import validate
 from ppsim.scenario.tree import Chance, Scenario
 from ppsim.world.choices import ExhaustiveChoices
 
+MAX_CHOSEN = 20_000  # executions that an exploration may take whose bounds nobody gave: some minutes
 KINDS = ("grammar", "bootstrap", "transfer", "handshake", "receive", "abort")
 
 TIMED: dict[str, Callable[[Scenario], bool]] = {
@@ -87,6 +88,7 @@ class Exploration:
     timed: tuple[str, ...] = ()  # what reads the time
     leaves_chance: bool = False  # the scenario has a section ``chance``; all of that is as written
     seconds: float = 0.0
+    is_cut: bool = False  # the user interrupted it
 
     def sentence(self) -> str:
         """What exactly was bounded, and what the scenario keeps from being covered."""
@@ -120,6 +122,65 @@ def parse_bounds(texts: list[str], *, reduced: bool = True) -> Bounds:
     return Bounds(
         by_kind["delays"], numbers["aborts"], by_kind["failures"], numbers["executions"], numbers["messages"], reduced
     )
+
+
+def chosen(raw: dict[str, Any], bounds: Bounds, hooks: MakeHooks | None, terms: Terms = USUAL) -> Bounds:
+    """Bounds that leave something to explore, where those that were given leave one execution, which proves nothing.
+
+    One abort of any request at any time; then each kind of fact that the scenario has, in time or an iteration late,
+    as long as ``MAX_CHOSEN`` executions are enough. Raises UsageError where they are not even for the aborts.
+    """
+    if bounds.delays or bounds.aborts or bounds.failures or not bounds.reduced:
+        return bounds
+    scenario = validate(raw)
+    num_requests, num_iterations = len(scenario.workload.requests), length(raw, bounds, hooks, terms)
+    total = 1 + num_requests * num_iterations
+    if total > MAX_CHOSEN:
+        raise UsageError(
+            f"{scenario.name}: explore needs a bound: {num_requests} requests and {num_iterations} iterations make "
+            f"{total} executions for one abort at any time alone, more than {MAX_CHOSEN}; give --bound aborts=N "
+            "(before iteration N), --bound delays=KIND:N or --bound failures=KIND:N, or a smaller scenario"
+        )
+    delays: dict[str, int] = {}
+    for kind, num_facts in facts_of(scenario).items():
+        total *= 2 ** min(64, num_facts * scenario.cluster.pp_size * scenario.cluster.tp_replicas)
+        if num_facts and total <= MAX_CHOSEN:
+            delays[kind] = 1
+    late = replace(bounds, aborts=num_iterations, delays=delays)
+    return replace(late, aborts=max(num_iterations, length(raw, late, hooks, terms))) if delays else late
+
+
+class Latest(ExhaustiveChoices):
+    """Every fact of the bounded kinds as late as it may be."""
+
+    def __init__(self, bounds: Bounds) -> None:
+        super().__init__(fixed=())
+        self.bounds = bounds
+
+    def below(self, stream: str, n: int) -> int:
+        words = stream.split()
+        return min(n - 1, self.bounds.delays.get(words[1], 0)) if words[0] == "delay" else 0
+
+
+def length(raw: dict[str, Any], bounds: Bounds, hooks: MakeHooks | None, terms: Terms) -> int:
+    """Iterations of the scenario with all delays; at least 1."""
+    outcome = run_experiment(Experiment(as_explored(raw, bounds)), hooks, Latest(bounds), terms)
+    return max(1, 0 if outcome.result is None else len(outcome.result.recording.decisions[0]))
+
+
+def facts_of(s: Scenario) -> dict[str, int]:
+    """Kinds of local facts that a scenario has, and how many of each: the rarest first."""
+    num = len(s.workload.requests)
+    kinds = {"prefill": ("bootstrap", "transfer"), "decode": ("handshake", "receive")}.get(s.disaggregation.role, ())
+    return {"grammar": sum(r.grammar is not None for r in s.workload.requests), **dict.fromkeys(kinds, num)}
+
+
+def as_explored(raw: dict[str, Any], bounds: Bounds) -> dict[str, Any]:
+    """The scenario with room for the delays, and every invariant checked."""
+    raw = copy.deepcopy(raw)
+    raw.setdefault("observations", {})["max_delay"] = max(bounds.delays.values(), default=0)
+    raw.setdefault("run", {})["invariants"] = True
+    return raw
 
 
 def positive(text: str, value: str) -> int:
@@ -180,32 +241,38 @@ def explore(
     max_findings: int = 1,
     budget_s: float | None = None,
     progress: Callable[[int, int], None] | None = None,
+    terms: Terms = USUAL,
 ) -> Exploration:
-    """Run every execution within the bounds, or until ``max_findings`` different failures are found."""
-    raw = copy.deepcopy(raw)
-    raw.setdefault("observations", {})["max_delay"] = max(bounds.delays.values(), default=0)
-    raw.setdefault("run", {})["invariants"] = True
+    """Run every execution within the bounds, or until ``max_findings`` different failures are found.
+
+    Ctrl-C ends it as a limit of time does; an execution that takes longer than the terms allow has no end: a failure.
+    """
+    raw = as_explored(raw, bounds)
     scenario = validate(raw)
     timed = tuple(what for what, reads in TIMED.items() if reads(scenario))
     found = Exploration(bounds, timed=timed, leaves_chance=scenario.chance != Chance())
     seen: list[Signature] = []
     started = time.monotonic()
-    for number, variant in enumerate(variants(raw, bounds)):
-        choices = BoundedChoices(bounds)
-        more = True
-        while more:
-            out_of_time = budget_s is not None and found.seconds > budget_s
-            if len(seen) >= max_findings or found.executions >= bounds.executions or out_of_time:
-                return found
-            outcome = run_experiment(Experiment(variant), hooks, choices)
-            record(found, outcome, is_first=number == 0)
-            if outcome.signature is not None and outcome.signature not in seen:
-                seen.append(outcome.signature)
-                found.findings.append((Experiment(variant, outcome.tape), outcome))
-            found.seconds = time.monotonic() - started
-            if progress is not None:
-                progress(found.executions, 0)
-            more = choices.advance()
+    try:
+        for number, variant in enumerate(variants(raw, bounds)):
+            choices = BoundedChoices(bounds)
+            more = True
+            while more:
+                out_of_time = budget_s is not None and found.seconds > budget_s
+                if len(seen) >= max_findings or found.executions >= bounds.executions or out_of_time:
+                    return found
+                outcome = run_experiment(Experiment(variant), hooks, choices, terms)
+                record(found, outcome, is_first=number == 0)
+                if outcome.signature is not None and outcome.signature not in seen:
+                    seen.append(outcome.signature)
+                    found.findings.append((Experiment(variant, outcome.tape), outcome))
+                found.seconds = time.monotonic() - started
+                if progress is not None:
+                    progress(found.executions, 0)
+                more = choices.advance()
+    except KeyboardInterrupt:
+        found.is_cut = True
+        return found
     found.complete = True
     return found
 

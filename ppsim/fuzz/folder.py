@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from ppsim.errors import UsageError
 from ppsim.fuzz.campaign import CampaignResult, Order
@@ -49,7 +50,7 @@ class CampaignFolder:
                 repro = self.path / f"repro_{found.repro.signature.invariant.lower().replace('-', '')}_{i}.json"
                 save(repro, found.repro)
                 repros.append(repro)
-            summary = {
+            summary: dict[str, Any] = {
                 "profile": order.profile,
                 "seed": order.seed,
                 "examples": result.num_examples,
@@ -58,6 +59,10 @@ class CampaignFolder:
                 "probes": dict(sorted(result.probes.items())),
                 "arrows": dict(sorted(result.pairs.items())),
             }
+            if order.num_skipped:
+                summary["skipped"] = order.num_skipped
+            if result.is_cut:
+                summary["interrupted"] = True
             (self.path / CAMPAIGN).write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--out {self.path}: cannot be written: {error.strerror}") from None

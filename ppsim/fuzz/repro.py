@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ppsim.errors import UsageError
-from ppsim.fuzz.experiment import Experiment, MakeHooks, Outcome, Signature, run_experiment
+from ppsim.fuzz.experiment import USUAL, Experiment, MakeHooks, Outcome, Signature, Terms, run_experiment
 from ppsim.planted import hooks_for, load_plugin
 
 FORMAT = 1
@@ -38,8 +38,8 @@ class Repro:
         """The hooks that were on."""
         return hooks_for(self.bugs, load_plugin(self.plugin) if self.plugin else None)
 
-    def run(self) -> Outcome:
-        return run_experiment(self.experiment, self.hooks())
+    def run(self, terms: Terms = USUAL) -> Outcome:
+        return run_experiment(self.experiment, self.hooks(), terms=terms)
 
     def again(self, outcome: Outcome) -> bool:
         """Whether a run is the saved one, bit for bit."""

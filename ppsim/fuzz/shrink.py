@@ -16,7 +16,17 @@ from typing import Any
 
 from ppsim.core.hooks import Hooks
 from ppsim.errors import ScenarioError
-from ppsim.fuzz.experiment import ANY_ROLE, Experiment, MakeHooks, Outcome, Signature, is_valid, run_experiment
+from ppsim.fuzz.experiment import (
+    ANY_ROLE,
+    USUAL,
+    Experiment,
+    MakeHooks,
+    Outcome,
+    Signature,
+    Terms,
+    is_valid,
+    run_experiment,
+)
 from ppsim.fuzz.generate import patience
 from ppsim.scenario.load import validate
 from ppsim.scenario.rank import SGLANG
@@ -91,6 +101,7 @@ class Shrinker:
     signature: Signature
     hooks: MakeHooks | None
     max_runs: int = MAX_RUNS
+    terms: Terms = USUAL
     runs: int = 0
     tried: set[str] = field(default_factory=set)  # keys of candidates that do not show it
     hooks_are_at_fault: bool = False
@@ -133,7 +144,7 @@ class Shrinker:
         if best.chooser.kind == "tape":
             return best
         self.runs += 1
-        return Experiment(best.raw, without_last_zeros(run_experiment(best, self.hooks).tape))
+        return Experiment(best.raw, without_last_zeros(run_experiment(best, self.hooks, terms=self.terms).tape))
 
     def _descend(self, best: Experiment, candidates: Candidate) -> Experiment:
         """One sweep: after a success go on at the same place, where the next smaller candidate stands now."""
@@ -152,7 +163,7 @@ class Shrinker:
             return False
         self.runs += 1
         try:
-            holds = self.still_holds(run_experiment(candidate, self.hooks))
+            holds = self.still_holds(run_experiment(candidate, self.hooks, terms=self.terms))
             if holds and (not self.hooks_are_at_fault or self._passes_without(candidate)):
                 return True
         except ScenarioError:
@@ -162,7 +173,7 @@ class Shrinker:
 
     def _passes_without(self, experiment: Experiment) -> bool:
         """Whether the right protocol has no trouble with it."""
-        return run_experiment(experiment).signature is None
+        return run_experiment(experiment, terms=self.terms).signature is None
 
     def still_holds(self, outcome: Outcome) -> bool:
         """Whether a run shows what the first one showed: the same invariant, broken by a rank of the same role."""

@@ -13,7 +13,7 @@ from multiprocessing import Pipe, Process
 from multiprocessing.connection import Connection, wait
 from typing import Any, TypeVar
 
-from ppsim.errors import PpsimError
+from ppsim.errors import EXIT_UNKNOWN, PpsimError
 
 ORPHAN_S = 5.0  # an idle worker looks this often whether its parent is still there
 R = TypeVar("R")
@@ -21,7 +21,16 @@ Size = tuple[int, int]  # number of a round, and how many examples it has
 
 
 class WorkerDied(PpsimError):
-    """A process ended in the middle of a round: killed for its memory, or a plug-in left it."""
+    """A process ended in a round: killed for its memory, left by a plug-in, or given up as it could not be stopped."""
+
+    def __init__(self, number: int, ended_with: int | None, hint: str = "") -> None:
+        super().__init__(number, ended_with, hint)
+        self.number, self.ended_with, self.hint = number, ended_with, hint
+
+    def __str__(self) -> str:
+        stuck = ": a run in it could not be stopped" if self.ended_with == EXIT_UNKNOWN else ""
+        hint = f"; {self.hint}" if self.hint else ""
+        return f"a process of the campaign died in round {self.number} with exit code {self.ended_with}{stuck}{hint}"
 
 
 def work(pipe: Connection, run: Callable[[int, int], Any]) -> None:
@@ -82,9 +91,7 @@ def receive(pipes: dict[Connection, Process], numbers: dict[Connection, int], re
             result = pipe.recv()
         except EOFError:
             pipes[pipe].join()
-            raise WorkerDied(
-                f"a process of the campaign died in round {numbers[pipe]} with exit code {pipes[pipe].exitcode}"
-            ) from None
+            raise WorkerDied(numbers[pipe], pipes[pipe].exitcode) from None
         if isinstance(result, PpsimError):
             raise result
         ready[numbers.pop(pipe)] = result

@@ -9,7 +9,7 @@ from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import Plan
-from ppsim.core.messages import AbortReq, Input
+from ppsim.core.messages import AbortReq, Input, Lane, Meta
 from ppsim.core.rank import Rank
 from ppsim.core.slots import Slot, SlotRing
 from ppsim.planted.plans import before, does, instead, named
@@ -78,23 +78,41 @@ class ZigzagSlots(Hooks):
 
 @planted("no_wait_for_inputs", breaks="INV-07", profile="plain", source="protocol.md 1.9")
 class NoWaitForInputs(Hooks):
-    """After an empty request list a later rank takes the next three for empty as well, without waiting for them."""
+    """An idle first stage hands the list of the next iteration down as well, as empty, and does not wait for it.
+
+    What its clients send meanwhile is read an iteration later. So the lists agree, but the next stage starts an
+    iteration before the first one is in it.
+    """
 
     def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
         super().__init__(pp_rank, tp_rank)
-        self.num_assumed = 0
+        self.is_ahead = False
 
     def plan(self, steps: Plan) -> Plan:
         def ingest_inputs(rank: Rank) -> Effects[None]:
-            if self.num_assumed > 0:
-                self.num_assumed -= 1
+            if self.is_ahead:
                 rank.inputs = ()
-                return
-            yield from phases.ingest_inputs(rank)
-            if not rank.inputs and not rank.config.is_first:
-                self.num_assumed = 3
+            else:
+                yield from phases.ingest_inputs(rank)
 
-        return instead(steps, "ingest_inputs", ingest_inputs)
+        def forward_inputs(rank: Rank) -> Effects[None]:
+            if self.is_ahead:
+                self.is_ahead = False
+                return
+            yield from phases.forward_inputs(rank)
+            link = rank.link
+            leads = rank.config.is_first and not rank.config.is_last and link.is_leader
+            if leads and not rank.inputs and phases.is_idle(rank):
+                yield from phases.commit_inputs(rank)
+                slot = (rank.iteration + 1) % rank.config.num_slots
+                for dst in (*link.replicas, link.next):
+                    lane = Lane.CONTROL if dst == link.next else Lane.TP
+                    meta = Meta(link.rank_id, rank.iteration + 1, slot, (), lane)
+                    rank.send_req_work.append((yield from link.send(dst, meta)))
+                yield from phases.commit_inputs(rank)
+                self.is_ahead = True
+
+        return instead(instead(steps, "ingest_inputs", ingest_inputs), "forward_inputs", forward_inputs)
 
 
 @planted("inputs_not_committed", breaks="INV-08", profile="plain", source="protocol.md 1.9, 3.1")

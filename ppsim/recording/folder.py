@@ -3,6 +3,9 @@
 Rule: a run never disappears under another one. Without ``--out`` each run gets the next free number; a folder that was
 named is refused if it holds somebody's files, and replaced with a word about it if it holds an earlier run.
 ``config.toml`` is the whole resolved scenario: ``ppsim run <folder>/config.toml`` is the same run again.
+
+From its beginning until it has ended by itself a run's folder holds ``incomplete.txt``, which says what happened. So a
+folder whose run was interrupted, stopped or killed is never taken for that of a whole one.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from ppsim.recording.writer import write_recording
 RUNS = Path("runs")
 LATEST = "latest"
 CONFIG, RECORDING, SUMMARY, VERDICT = FILES = ("config.toml", "recording.jsonl", "summary.json", "verdict.json")
+INCOMPLETE = "incomplete.txt"
+UNDER_WAY = "the run that began here has not ended: it goes on, or it was killed"
 PEER = "recording-prefill.jsonl"  # two pipelines: the prefill side; recording.jsonl is the decode side, the client's
 
 
@@ -61,11 +66,33 @@ def prepare_folder(out: str | None, name: str, seed: int) -> RunFolder:
 def run_folder(out: str | None, name: str, seed: int) -> Iterator[RunFolder]:
     """The folder of a run that is about to begin; gone again if the run never left anything in it."""
     folder = prepare_folder(out, name, seed)
+    mark_incomplete(folder.path, UNDER_WAY)
     try:
         yield folder
     finally:
-        if not folder.replaces and folder.path.is_dir() and not any(folder.path.iterdir()):
-            folder.path.rmdir()
+        leave(folder)
+
+
+def mark_incomplete(path: Path, why: str) -> None:
+    """Say in a run's folder that the run has not ended by itself, and why."""
+    put_text(path / INCOMPLETE, why + "\n")
+
+
+def leave(folder: RunFolder) -> None:
+    """A run is over. Nothing of it is left where it came to no recording."""
+    path = folder.path
+    if path.is_dir() and (path / INCOMPLETE).is_file() and incomplete(path) == UNDER_WAY:
+        (path / INCOMPLETE).unlink()
+    if not folder.replaces and path.is_dir() and not any(path.iterdir()):
+        path.rmdir()
+
+
+def incomplete(path: Path) -> str:
+    """Why the run in a folder is not a whole one; empty if it is."""
+    try:
+        return (path / INCOMPLETE).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def next_free(parent: Path, stem: str) -> Path:
@@ -169,6 +196,9 @@ def find_recording(run: str) -> Path:
     if path.is_dir():
         path = path / RECORDING
         if not path.is_file():
+            why = incomplete(path.parent)
+            if why:
+                raise UsageError(f"{path.parent} has no {RECORDING}: {why}")
             raise UsageError(f"{path.parent} is not a run folder: it has no {RECORDING}")
     return path
 

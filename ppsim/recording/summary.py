@@ -93,7 +93,7 @@ def summarize(recording: Recording, verdict: Verdict) -> dict[str, Any]:
 
 def disaggregated(recording: Recording, verdict: Verdict, shares: Sequence[Mapping[str, int]]) -> dict[str, Any]:
     """What only a disaggregated run has: where TTFT goes, what an admission costs, and the prefill side's summary."""
-    if not recording.marks:
+    if not recording.marks and recording.peer is None:  # a side of two that has not come to a mark yet is one still
         return {}
     prefill = recording if recording.peer is None else recording.peer
     votes = admissions(prefill)

@@ -20,8 +20,7 @@ NOTHING = Harvest(-1, -1, None, (), (), (), 0, 0)
 
 def schedule(recording: Recording, rank: int = 0) -> Iterator[dict[str, Any]]:
     """JSON-ready entries of a rank. Raises UsageError for a rank that the run does not have."""
-    if not 0 <= rank < recording.num_ranks:
-        raise UsageError(f"--rank {rank}: this run has ranks 0 to {recording.num_ranks - 1}")
+    check_rank(recording, rank)
     harvests = {harvest.iteration: harvest for harvest in recording.harvests[rank]}
     for decision, link in zip(recording.decisions[rank], decision_chains(recording)[rank]):
         harvest = harvests.get(decision.iteration, NOTHING)
@@ -44,8 +43,15 @@ def schedule(recording: Recording, rank: int = 0) -> Iterator[dict[str, Any]]:
         }
 
 
+def check_rank(recording: Recording, rank: int) -> None:
+    """Raises UsageError for a rank that the run does not have."""
+    if not 0 <= rank < recording.num_ranks:
+        raise UsageError(f"--rank {rank}: this run has ranks 0 to {recording.num_ranks - 1}")
+
+
 def schedule_text(recording: Recording, rank: int = 0, *, max_names: int = 6) -> Iterator[str]:
     """The same for people: a line an iteration, at most ``max_names`` pieces or tokens of it spelled out."""
+    check_rank(recording, rank)
     yield f"{'iteration':>9} {'slot':>4} {'mode':<7}{'tokens':>7} {'free':>9}  batch / harvest"
     for entry in schedule(recording, rank):
         tokens = sum(new for _, _, new in entry["pieces"])

@@ -41,6 +41,7 @@ class Audit:
         self.samples: dict[int, dict[str, int]] = {}
         self.aborted: dict[int, dict[str, int]] = {}  # rank -> rid -> iteration in which its abort was read
         self.stored: dict[tuple[int, str], int] = {}
+        self.lists: dict[int, set[int]] = {}  # rank -> iterations whose request list it has taken, not yet decided
 
     # --- decisions -------------------------------------------------------------------------------------------
 
@@ -58,6 +59,7 @@ class Audit:
             self.fail(
                 "INV-07", r, f"it is in iteration {i}, but rank {upstream.rank_id} is in {upstream.rank.iteration}"
             )
+        self._has_list(r, i)
         if i == 0:
             tiers = scheduler.kv.tiers
             host = 0 if tiers is None else tiers.host.capacity_tokens
@@ -79,6 +81,20 @@ class Audit:
     def after_decision(self, r: SimulatedRank, decision: fx.Decision) -> None:
         """Every part of the replicated state."""
         self.compare("parts", r, decision.iteration, state_parts(r.rank.scheduler, decision.iteration))
+
+    def took_list(self, r: SimulatedRank, message: Meta) -> None:
+        """A rank has taken a request list; it may come an iteration before it is used."""
+        self.lists.setdefault(r.rank_id, set()).add(message.iteration)
+
+    def _has_list(self, r: SimulatedRank, iteration: int) -> None:
+        """Every rank but the first decides upon the list that it was handed in this iteration, also an empty one."""
+        link, lists = r.rank.link, self.lists.setdefault(r.rank_id, set())
+        if iteration in lists:
+            lists.discard(iteration)
+        elif r.rank_id != 0:
+            src = link.prev if link.is_leader else link.leader
+            text = f"it decides without the request list of iteration {iteration}, which rank {src} sends it"
+            self.fail("INV-02", r, f"{text}, empty or not; it skipped the round")
 
     def _read_aborts(self, r: SimulatedRank, iteration: int) -> None:
         """Which requests this rank has been told to abort; a request that comes later may have an old id."""

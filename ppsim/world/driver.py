@@ -24,6 +24,7 @@ from ppsim.core.tokens import count
 from ppsim.cost.stage import StageCost
 from ppsim.scenario.hicache import local_host_tokens
 from ppsim.scenario.tree import Scenario
+from ppsim.world.bound import Bound
 from ppsim.world.chance import allocated, clock_skew_ms, pauses
 from ppsim.world.network import Parcel
 from ppsim.world.setting import Setting
@@ -86,7 +87,7 @@ class SimulatedRank:
     def run(self) -> Generator[Event, None, None]:
         """The SimPy process."""
         reply: Any = None
-        handlers, loop = self.handlers, self.loop
+        handlers, loop, counts = self.handlers, self.loop, Bound(self).counts
         while True:
             try:
                 effect = loop.send(reply)
@@ -97,6 +98,7 @@ class SimulatedRank:
                 self.setting.running = self
                 raise
             self.effect = effect
+            counts(effect)
             if self.pauses and self.rank.iteration >= self.pauses[0].at_iteration:
                 yield from self._pause()
             handler = handlers[type(effect)]
@@ -185,6 +187,7 @@ class SimulatedRank:
         network.take(effect.src, self.rank_id, effect.lane)
         self.now = max(self.now, parcel.meta_ns)
         if self.setting.audit is not None and isinstance(parcel.message, Meta):
+            self.setting.audit.took_list(self, parcel.message)
             self.setting.audit.between(self)
         return parcel.message if parcel.payload is None else self._arrived(parcel)
 

@@ -148,11 +148,14 @@ def failed(invariant: str, simulated: SimulatedRank, text: str) -> Verdict:
     )
 
 
-def warn_of_refusals(setting: Setting) -> None:
-    """Requests of a trace that could never run are answered and counted; the user is told once."""
+def warn_of_what_had_no_effect(setting: Setting) -> None:
+    """Requests of a trace that could never run, and aborts that named nobody: counted, and the user is told once."""
     recording = setting.recording
     arrived = {a.rid for a in recording.arrivals}
     refused = [r for r in recording.replies if r.status == "refused" and r.rid in arrived]
     if refused:
         first = f"{refused[0].rid}: {refused[0].reason}"
         recording.warn(f"{len(refused)} of {len(arrived)} requests were refused; first {first}")
+    scheduler = setting.ranks[0].rank.started
+    if scheduler is not None:  # a rank that stands still from the start has read nothing
+        recording.warn_of_ignored_aborts(scheduler.num_ignored_aborts)

@@ -26,7 +26,7 @@ from ppsim.workload import Workload
 from ppsim.world.chance import AskedOnce
 from ppsim.world.choices import Choices
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
-from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_refusals
+from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_what_had_no_effect
 from ppsim.world.marks import iteration_at
 from ppsim.world.patience import watch_patience
 from ppsim.world.pd_rank import PipelineRank
@@ -59,6 +59,7 @@ def simulate_pair(
     hooks: Callable[[int, int], Hooks],
     tokens: dict[str, tuple[int, ...]] | None = None,
     rules: TransferRules | None = None,
+    began: Callable[[Setting], None] | None = None,
 ) -> SimulationResult:
     """Run both sides to their end. The result is the decode side's; ``setting.peer`` is the prefill side."""
     env = ChoosingEnvironment(choices)
@@ -68,8 +69,12 @@ def simulate_pair(
             env.process(simulated.run())
     for message in without_effect(scenario):
         sides.decode.recording.warn(message)
-    verdict = run(env, sides)
-    finish(sides)
+    if began is not None:
+        began(sides.decode)
+    try:
+        verdict = run(env, sides)
+    finally:
+        finish(sides)
     return SimulationResult(sides.decode.recording, verdict, sides.decode)
 
 
@@ -154,8 +159,7 @@ def run(env: Environment, sides: Sides) -> Verdict:
         return named(guilty, root_cause(verdict_of(error, sides.of(guilty)), sides.of(guilty)))
     except Stuck as stuck:
         return stuck.verdict
-    warn_of_refusals(sides.decode)
-    sides.decode.recording.warn_of_ignored_aborts(sides.decode.ranks[0].rank.scheduler.num_ignored_aborts)
+    warn_of_what_had_no_effect(sides.decode)
     for side in SIDES:
         stuck_for_ever = asleep(sides.of(side)) or deadlock(sides.of(side))
         if stuck_for_ever is not None:

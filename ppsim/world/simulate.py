@@ -9,6 +9,7 @@ from ppsim.core.errors import CoreError, InvariantViolation, ProtocolError
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
 from ppsim.core.messages import Input
+from ppsim.core.progress import queue_lines
 from ppsim.core.tokens import count
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
 from ppsim.planted import hooks_for
@@ -28,7 +29,7 @@ from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.driver import SimulatedRank
-from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_refusals
+from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_what_had_no_effect
 from ppsim.world.marks import Marks
 from ppsim.world.network import Network
 from ppsim.world.patience import watch_patience
@@ -61,14 +62,18 @@ def simulate(
     choices: Choices | None = None,
     hooks: Callable[[int, int], Hooks] | None = None,
     given: Given | None = None,
+    began: Callable[[Setting], None] | None = None,
 ) -> SimulationResult:
-    """Run a scenario to its end. Raises ScenarioError or TraceError for bad input; all else is in the verdict."""
+    """Run a scenario to its end. Raises ScenarioError or TraceError for bad input; all else is in the verdict.
+
+    ``began`` is told the setting before anything happens: who ends a run from outside still has what it recorded.
+    """
     choices, given = choices or SeededChoices(scenario.seed), given or Given()
     make_hooks = hooks or hooks_for(scenario.bugs)
     if scenario.disaggregation.role == "pd":
         from ppsim.world.pd_simulate import simulate_pair
 
-        return simulate_pair(scenario, progress, choices, make_hooks, given.tokens)
+        return simulate_pair(scenario, progress, choices, make_hooks, given.tokens, began=began)
     setting = prepare(scenario, progress, choices, given)
     for message in without_effect(scenario):
         setting.recording.warn(message)
@@ -83,6 +88,8 @@ def simulate(
     watch_patience(setting)
     for simulated in setting.ranks:
         env.process(simulated.run())
+    if began is not None:
+        began(setting)
     try:
         run_until_quiet(env)
     except (CoreError, StopRun) as error:
@@ -92,8 +99,7 @@ def simulate(
     finally:
         if setting.marks is not None:
             setting.marks.finish(setting)
-    warn_of_refusals(setting)
-    setting.recording.warn_of_ignored_aborts(setting.ranks[0].rank.scheduler.num_ignored_aborts)
+    warn_of_what_had_no_effect(setting)
     stuck_for_ever = deadlock(setting)
     if stuck_for_ever is not None:
         return SimulationResult(setting.recording, root_cause(stuck_for_ever, setting), setting)
@@ -154,6 +160,20 @@ def client_of(scenario: Scenario, workload: Workload, given: Given) -> Client:
 LIVENESS_RULES = ("INV-69", "INV-72")  # what takes too long, not what goes wrong
 
 
+def given_up(stop: StopRun, setting: Setting) -> Verdict:
+    """A run that reached a limit (unknown), or that gets nowhere (liveness): which rank, where, and who waits there."""
+    simulated = setting.ranks[stop.rank]
+    rank = simulated.rank
+    kind: VerdictKind = "fail" if stop.exit_code == EXIT_LIVENESS else "unknown"
+    text, slot = str(stop), None
+    if kind == "fail" or stop.rank:
+        slot = rank.slot
+        text = f"rank {stop.rank}, iteration {rank.iteration}, slot {slot}, phase {simulated.phase()}: {text}"
+    if kind == "fail" and rank.started is not None:
+        text = "\n".join([text, *(f"  {line}" for line in queue_lines(rank.scheduler))])
+    return Verdict(kind, stop.exit_code, text, None, stop.rank, stop.iteration, slot, None)
+
+
 def verdict_of(error: CoreError | StopRun, setting: Setting) -> Verdict:
     """The verdict behind an error that stopped a run."""
     match error:
@@ -167,8 +187,7 @@ def verdict_of(error: CoreError | StopRun, setting: Setting) -> Verdict:
                 "fail", EXIT_SAFETY, str(error), error.invariant, error.rank, error.iteration, error.slot, None
             )
         case StopRun():
-            kind: VerdictKind = "fail" if error.exit_code == EXIT_LIVENESS else "unknown"
-            return Verdict(kind, error.exit_code, str(error), None, 0, error.iteration, None, None)
+            return given_up(error, setting)
         case _:  # the pool or the request table refuses: it happened where the last rank ran
             if setting.running is None:
                 return Verdict("fail", EXIT_SAFETY, f"INV-23: {error}", "INV-23")

@@ -9,20 +9,28 @@ from collections.abc import Callable, Sequence
 
 from ppsim.core.effects import Decision, Harvest, Reply
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.messages import FlushCache, Input, NewRequest
+from ppsim.core.messages import FlushCache, Input, NewRequest, Shutdown
+from ppsim.core.tokens import count
 from ppsim.errors import EXIT_LIVENESS, EXIT_UNKNOWN, PpsimError
 from ppsim.world.lockstep import Lockstep
 
 MAX_EMPTY_ITERATIONS = 20_000
 """Iterations of the first rank without any batch, while requests wait, that count as a livelock."""
 
+MAX_QUIET_ITERATIONS, MAX_QUIET_PER_TOKEN = 100_000, 64
+"""Iterations of the first rank between two inputs or replies, and how many more for each token that is asked for.
+
+Batches may run, copies and transfers may end meanwhile: prompts are computed, retracted and computed again. But a batch
+is a token at least, and a request that is computed so many times over gets nowhere.
+"""
+
 
 class StopRun(PpsimError):
     """The run is given up: ``max_iterations`` is reached (unknown), or nothing moves any more (liveness)."""
 
-    def __init__(self, message: str, code: int, iteration: int) -> None:
-        super().__init__(message, code, iteration)
-        self.message, self.exit_code, self.iteration = message, code, iteration
+    def __init__(self, message: str, code: int, iteration: int, rank: int = 0) -> None:
+        super().__init__(message, code, iteration, rank)
+        self.message, self.exit_code, self.iteration, self.rank = message, code, iteration, rank
 
     def __str__(self) -> str:
         return self.message
@@ -47,28 +55,46 @@ class Watch:
         self.ended: dict[str, str] = {}
         self.owed: dict[str, int] = {}  # terminal replies still to come
         self.empty_iterations = 0
+        self.quiet_iterations = 0  # since the last input or reply
+        self.max_quiet = MAX_QUIET_ITERATIONS
+        self.replies_left = 0  # what the requests so far may answer; more of them is no progress
+        self.is_shut = False  # Shutdown was handed out: nothing more will come
 
     def ingested(self, iteration: int, inputs: Sequence[Input], idle: bool) -> None:
         """The first rank starts an iteration. An id may come again: every request and flush is owed a reply."""
         for item in inputs:
             if isinstance(item, NewRequest | FlushCache):
                 self.owed[item.rid] = self.owed.get(item.rid, 0) + 1
+                self.replies_left += 1
+            if isinstance(item, NewRequest):
+                self.replies_left += item.max_new_tokens
+                self.max_quiet += MAX_QUIET_PER_TOKEN * (count(item.prompt) + item.max_new_tokens)
         if self.max_iterations and iteration >= self.max_iterations:
             raise StopRun(f"stopped at run.max_iterations = {self.max_iterations}", EXIT_UNKNOWN, iteration)
-        if inputs or idle:
-            self.empty_iterations = 0
-        if self.empty_iterations > MAX_EMPTY_ITERATIONS:
-            raise StopRun(
-                f"no batch for {MAX_EMPTY_ITERATIONS} iterations although requests are waiting (livelock)",
-                EXIT_LIVENESS,
-                iteration,
-            )
+        if (inputs or idle) and not self.is_shut:
+            self.empty_iterations = self.quiet_iterations = 0
+        self.is_shut |= any(isinstance(item, Shutdown) for item in inputs)
+        self._is_alive(iteration)
 
     def decided(self, rank: int, decision: Decision) -> None:
         if rank == 0:
             self.empty_iterations = 0 if decision.pieces else self.empty_iterations + 1
+            self.quiet_iterations += 1
+            if self.empty_iterations > MAX_EMPTY_ITERATIONS + 1 or self.quiet_iterations > self.max_quiet + 1:
+                self._is_alive(decision.iteration)  # it does not even read its inputs any more
         if self.lockstep is not None:
             self.lockstep.decision(rank, decision)
+
+    def _is_alive(self, iteration: int) -> None:
+        """Raises StopRun where the first rank goes round and round and nothing comes of it."""
+        if self.empty_iterations > MAX_EMPTY_ITERATIONS:
+            what = "although requests are waiting" if not self.is_shut else "after the last input was read"
+            text = f"no batch for {MAX_EMPTY_ITERATIONS} iterations {what} (livelock)"
+        elif self.quiet_iterations > self.max_quiet:
+            text = f"no input and no reply for {self.max_quiet} iterations although batches run (livelock)"
+        else:
+            return
+        raise StopRun(text, EXIT_LIVENESS, iteration)
 
     def harvested(self, rank: int, harvest: Harvest) -> None:
         if self.lockstep is not None:
@@ -85,6 +111,9 @@ class Watch:
                 reply.rid,
                 f"a {reply.status!r} reply follows the terminal reply {self.ended.get(reply.rid)!r}",
             )
+        if self.replies_left > 0:
+            self.replies_left -= 1
+            self.quiet_iterations = 0
         if reply.status != "token":
             self.owed[reply.rid] -= 1
             self.ended[reply.rid] = reply.status

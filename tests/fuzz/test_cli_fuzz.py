@@ -5,11 +5,8 @@ from __future__ import annotations
 import json
 import os
 import shlex
-import signal
 import subprocess
 import sys
-import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -280,22 +277,3 @@ def test_a_reproduction_of_another_version_says_which_and_is_run_anyway(folder: 
     assert "written by ppsim 0.0.7, this is " in refused.stderr
     assert "--anyway" in refused.stderr
     assert ppsim(f"replay {file} --anyway").stdout.endswith("reproduced bit for bit\n")
-
-
-def test_ctrl_c_ends_a_campaign_without_a_traceback(folder: Path) -> None:
-    command = [sys.executable, "-m", "ppsim.cli.entry", "fuzz", "--budget", "60", "--jobs", "2", "--out", "here"]
-    with subprocess.Popen(
-        command,
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=folder,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
-    ) as process:
-        while not (folder / "here").exists() and process.poll() is None:
-            time.sleep(0.1)
-        time.sleep(1.5)
-        process.send_signal(signal.SIGINT)
-        stdout, stderr = process.communicate(timeout=30)
-    assert (process.returncode, stdout) == (130, "")
-    assert stderr == "ppsim: interrupted\n"

@@ -261,3 +261,51 @@ def test_a_row_of_the_page_is_what_is_measured_now(name: str) -> None:
     line = bench_explore.line_of(name, {**row, "seconds": 0})
     before_seconds = line.rsplit("| 0 |", 1)[0]
     assert before_seconds in PAGE.read_text(encoding="utf-8"), f"measure {name} again: {line}"
+
+
+# --- bounds that nobody gave -----------------------------------------------------------------------------------------
+
+
+def test_without_a_bound_every_time_of_an_abort_and_every_late_fact_is_explored() -> None:
+    """Two requests; bootstrap and transfer on two ranks. The longest run of all must be covered."""
+    result = ppsim("explore", SCENARIO, "--set", ONE, "--json")
+    assert result.exit_code == 0, result.stderr
+    assert result.stderr.startswith("no bound was given, so these are chosen: --bound aborts=")
+    shown = json.loads(result.stdout)
+    bounds = shown["bounds"]
+    assert bounds["chosen"] is True
+    assert bounds["delays"] == {"bootstrap": 1, "transfer": 1}
+    assert bounds["aborts"] >= shown["longest_run"]
+    # no abort, or one in any iteration; two facts on two ranks in time or late, but for those that an abort forestalls
+    assert 2**4 < shown["executions"] <= 2**4 * (1 + bounds["aborts"])
+    given = result.stderr.splitlines()[0].partition("chosen: ")[2].split()
+    again = ppsim("explore", SCENARIO, "--set", ONE, "--json", *given)
+    assert {**json.loads(again.stdout), "seconds": 0} == {
+        **shown,
+        "seconds": 0,
+        "bounds": {**bounds, "chosen": False},
+    }
+
+
+def test_chosen_bounds_find_what_no_bound_never_showed() -> None:
+    alone = explored("", "workload.aborts=[]", bug="free_at_abort")
+    assert (alone.executions, alone.findings) == (1, [])
+    result = ppsim("explore", SCENARIO, "--set", PLAIN, "--bug", "free_at_abort")
+    assert result.exit_code == EXIT_SAFETY, result.stdout
+
+
+def test_too_much_to_explore_is_refused_with_what_to_do() -> None:
+    many = "workload.requests=[" + ",".join(f'{{rid="R{i}",prompt=8,output=90}}' for i in range(40)) + "]"
+    result = ppsim("explore", SCENARIO, "--set", PLAIN, "--set", many, "--set", "run.max_wait_iterations=0")
+    assert result.exit_code == EXIT_USAGE
+    assert "explore needs a bound: 40 requests and " in result.stderr
+    assert (
+        "give --bound aborts=N (before iteration N), --bound delays=KIND:N or --bound failures=KIND:N" in result.stderr
+    )
+
+
+def test_a_bound_on_the_number_of_executions_alone_bounds_what_is_chosen() -> None:
+    result = ppsim("explore", SCENARIO, "--set", ONE, "--bound", "executions=3", "--json")
+    shown = json.loads(result.stdout)
+    assert (result.exit_code, shown["verdict"], shown["executions"]) == (EXIT_UNKNOWN, "unknown", 3)
+    assert shown["bounds"]["aborts"] > 0

@@ -23,7 +23,7 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Callable[[Bad], Shrinker]:
     """A shrinker over a made-up world: an experiment fails if a predicate says so. No run is needed."""
 
     def shrinker(bad: Bad, signature: Callable[[Experiment], Signature] = lambda e: BUG) -> Shrinker:
-        def fake(experiment: Experiment, hooks: object = None, choices: object = None) -> Outcome:
+        def fake(experiment: Experiment, hooks: object = None, choices: object = None, **_: object) -> Outcome:
             fails = bad(experiment)
             verdict = Verdict("fail", 1, "") if fails else Verdict("pass", 0, "")
             return Outcome(verdict, "", signature(experiment) if fails else None, experiment.tape)
@@ -135,7 +135,7 @@ def test_a_chooser_stays_until_nothing_coarse_can_go_then_its_tape_is_taken(
         kept.append(e.chooser == chooser)
         return (e.chooser == chooser or any(e.tape)) and len(requests_of(e)) >= 2
 
-    def taped(e: Experiment, hooks: object = None, choices: object = None) -> Outcome:
+    def taped(e: Experiment, hooks: object = None, choices: object = None, **_: object) -> Outcome:
         return Outcome(Verdict("fail", 1, ""), "", BUG if bad(e) else None, e.tape or (0, 4, 0, 0))
 
     shrinker = world(bad)

@@ -149,7 +149,11 @@ def test_ctrl_c_ends_in_130_without_a_traceback_and_without_a_folder(monkeypatch
 
     monkeypatch.setattr("ppsim.world.simulate", interrupted)
     result = ppsim("run", "unit")
-    assert (result.exit_code, result.stdout, result.stderr) == (130, "", "ppsim: interrupted\n")
+    assert (result.exit_code, result.stdout, result.stderr) == (
+        130,
+        "",
+        "ppsim: interrupted before the run began; nothing is saved\n",
+    )
     assert not any(Path("runs").iterdir())
 
 

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import os
 import pty
-import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -75,24 +73,6 @@ def test_a_reader_that_closes_the_pipe_is_no_error(tmp_path: Path) -> None:
         shown.stdout.close()
         assert shown.wait(timeout=60) == 0
         assert shown.stderr.read() == b""
-
-
-def test_ctrl_c_during_a_long_run_ends_in_130(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        command("run", "mooncake"),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # a test run in the background ignores it
-    ) as running:
-        until = time.monotonic() + 60
-        while not (tmp_path / "runs").exists() and time.monotonic() < until:
-            time.sleep(0.05)  # the folder is made right before the run begins
-        time.sleep(0.5)
-        running.send_signal(signal.SIGINT)
-        out, err = running.communicate(timeout=60)
-    assert (running.returncode, out, err) == (130, b"", b"ppsim: interrupted\n")
-    assert not any((tmp_path / "runs").iterdir())
 
 
 def run_in_terminal(
