@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ppsim.cli.guard import guarded
+from ppsim.cli.guard import guarded, say
 from ppsim.cli.options import RunArg, SideOption, side_of
 from ppsim.errors import EXIT_PASS
 
@@ -29,9 +29,12 @@ def plot(
     """Draw rank x time, coloured by slot; a long run also gets an overview."""
     from ppsim.recording.folder import find_recording, open_run
     from ppsim.report.gantt import plot_gantt
+    from ppsim.report.window import words_on_cut
 
     source = find_recording(run)
     target = Path(output) if output is not None else source.parent / "gantt.png"
-    plot_gantt(side_of(open_run(str(source)), side), target, from_s=from_s, to_s=to_s)
+    window = plot_gantt(side_of(open_run(str(source)), side), target, from_s=from_s, to_s=to_s)
+    for sentence in words_on_cut(window, from_s, to_s):
+        say(f"ppsim: {sentence}")
     print(target)
     return EXIT_PASS

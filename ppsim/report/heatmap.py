@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ppsim.errors import UsageError
-from ppsim.report.gantt import stable_metadata
+from ppsim.report.canvas import stable_metadata
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
