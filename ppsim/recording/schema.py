@@ -106,6 +106,18 @@ class Mark(NamedTuple):
     time_ns: int
 
 
+class Stand(NamedTuple):
+    """Where a rank stood when a run failed. ``side``: prefill or decode of two pipelines, else empty."""
+
+    side: str
+    rank: int
+    iteration: int
+    slot: int | None  # None: not known
+    doing: str
+    waits_for: int | None  # a rank of the same side; None: for nobody
+    since_ns: int | None  # when its last effect was over, on the clock of the spans; None: not known
+
+
 class Verdict(NamedTuple):
     """How a run ended. ``message`` is the whole text for the user; the other fields say where, as far as known."""
 
@@ -117,6 +129,7 @@ class Verdict(NamedTuple):
     iteration: int | None = None
     slot: int | None = None
     rid: str | None = None
+    stands: tuple[Stand, ...] = ()  # of every rank, where a failure was saved; of two pipelines prefill first
 
 
 INPUT_KINDS: dict[type, str] = {NewRequest: "new", AbortReq: "abort", FlushCache: "flush", Shutdown: "shutdown"}

@@ -9,10 +9,11 @@ Text of the user (names of runs, request ids) is shown as it is: a dollar sign d
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ppsim.errors import UsageError
 
@@ -23,6 +24,11 @@ if TYPE_CHECKING:
 DPI = 130
 FORMATS = (".png", ".svg", ".pdf")
 GREY = "#6f6a5e"
+FAILED = "#c1121f"
+LEFT, WIDTH, RIGHT = 120, 1240, 230  # pixels: names of lanes, time, legend
+SHEET = LEFT + WIDTH + RIGHT
+TITLE, LINE, GAP = 46, 20, 14  # heights in pixels: of the title, of a line of small text, between panels
+LINE_LETTERS = 185  # letters of small text in the width of a sheet
 MAX_PIXELS = 60_000  # of a side; the renderer ends at 2**16
 
 
@@ -58,22 +64,55 @@ def stable_metadata(path: Path) -> dict[str, Any]:
     return known.get(path.suffix.lower(), {})
 
 
-def save(figure: Figure, path: Path) -> None:
-    """Write the picture; the ending says which format. Raises UsageError."""
+def encoded(figure: Figure, path: Path) -> bytes:
+    """The file that a picture becomes; the ending of ``path`` says which format. Raises UsageError."""
     checked_path(path)
+    out = BytesIO()
+    figure.savefig(out, format=path.suffix.lower()[1:], dpi=DPI, metadata=stable_metadata(path))
+    return out.getvalue()
+
+
+def write(path: Path, content: bytes) -> None:
+    """Raises UsageError where the place cannot be written."""
     try:
-        figure.savefig(path, format=path.suffix.lower()[1:], dpi=DPI, metadata=stable_metadata(path))
+        path.write_bytes(content)
     except OSError as error:
         raise UsageError(f"-o {path}: cannot be written: {error.strerror or error}") from None
 
 
-def new_sheet(width: int, height: int) -> Figure:
-    """An empty picture of that many pixels. Raises UsageError beyond what can be drawn."""
+class Block(NamedTuple):
+    """A horizontal part of a sheet: its height in pixels, and how it is drawn from a top pixel on."""
+
+    height: int
+    draw: Callable[[Figure, int], object]
+
+
+def sheet(blocks: Sequence[Block]) -> Figure:
+    """Blocks below each other on a sheet of ``SHEET`` pixels in width. Raises UsageError beyond what can be drawn."""
     from matplotlib.figure import Figure
 
+    height = sum(block.height for block in blocks)
     if height > MAX_PIXELS:
         raise UsageError(f"a picture of {height} pixels in height cannot be drawn, {MAX_PIXELS} can")
-    return Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
+    figure = Figure(figsize=(SHEET / DPI, height / DPI), dpi=DPI)
+    top = 0
+    for block in blocks:
+        block.draw(figure, top)
+        top += block.height
+    return figure
+
+
+def heading(title: str, red: Sequence[str] = (), small: Sequence[str] = ()) -> Block:
+    """The title, below it sentences that must be seen, and sentences that may be read."""
+    lines = [(line, 9.0, FAILED) for line in wrapped(red, LINE_LETTERS - 20)]
+    lines += [(line, 8.0, GREY) for line in wrapped(small, LINE_LETTERS)]
+
+    def draw(figure: Figure, top: int) -> None:
+        put_words(figure, 12, top + 10, title)
+        for i, (line, size, colour) in enumerate(lines):
+            put_words(figure, 12, top + TITLE + LINE * i - 8, line, size=size, colour=colour)
+
+    return Block(TITLE + LINE * len(lines), draw)
 
 
 def add_panel(figure: Figure, left: int, top: int, width: int, height: int) -> Axes:
@@ -91,13 +130,6 @@ def add_panel(figure: Figure, left: int, top: int, width: int, height: int) -> A
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_position(("outward", 2))  # a line through the edge would hide a row of pixels
     return axes
-
-
-def put_image(axes: Axes, pixels: Any, width: int, height: int) -> None:
-    """Fill a panel of that size with an image [rows, columns, 3] of bytes, pixel by pixel where the sizes agree."""
-    axes.imshow(pixels, extent=(0, width, height, 0), interpolation="none", aspect="auto", origin="upper")
-    axes.set_xlim(0, width)
-    axes.set_ylim(height, 0)
 
 
 def put_words(figure: Figure, left: int, top: int, words: str, *, size: float = 11, colour: str = "black") -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from math import gcd
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ppsim.report.lanes import KV
 from ppsim.report.raster import BLANK, Box, Rgb, is_thin, shade
 
 if TYPE_CHECKING:
@@ -29,11 +30,14 @@ PALETTE: tuple[Rgb, ...] = (
     (0xB2, 0xA4, 0x00),
 )
 MOST = 24  # lines of slots, where the panel is lower
+KV_COLOUR: Rgb = (0x44, 0x44, 0x44)
 SHADES = (1.0, 0.75, 0.5, 0.25)
 
 
 def slot_colours(slots: Sequence[int]) -> dict[int, Rgb]:
-    """Colours that neighbours in the ring do not share."""
+    """Colours that neighbours in the ring do not share; transfers (``lanes.KV``) have one of their own."""
+    if KV in slots:
+        return {KV: KV_COLOUR, **slot_colours([slot for slot in slots if slot != KV])}
     if len(slots) <= len(PALETTE):
         return dict(zip(slots, PALETTE))
     import matplotlib
@@ -107,7 +111,7 @@ def add_legend(axes: Axes, legend: Legend, height: int) -> None:
     if legend.num_thin:
         axes.legend(
             handles=shade_patches(),
-            title=f"{legend.num_thin:,} of {legend.num_boxes:,} passes\nare too thin for a colour:",
+            title=f"{legend.num_thin:,} of {legend.num_boxes:,} boxes\nare too thin for a colour:",
             title_fontsize=8,
             bbox_to_anchor=(1.01, 1.0 - (lines + 0.5) * LINE / height if patches else 1.0),
             **beside,
@@ -118,7 +122,10 @@ def slot_patches(colours: Mapping[int, Rgb], per_column: int) -> list[Patch]:
     """Entries in at most two columns; what does not fit is counted in the last one."""
     from matplotlib.patches import Patch
 
-    entries = [Patch(color=hexa(colour), label=f"slot {slot}") for slot, colour in colours.items()]
+    entries = [
+        Patch(color=hexa(colour), label="KV transfer" if slot == KV else f"slot {slot}")
+        for slot, colour in colours.items()
+    ]
     room = 2 * per_column
     if len(entries) <= room:
         return entries

@@ -7,7 +7,7 @@ offset, no exponent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isfinite
@@ -30,28 +30,23 @@ class Window:
     end_ns: int
 
 
-def forward_spans(recording: Recording, rank: int) -> list[Span]:
-    return [span for span in recording.spans[rank] if span.stream == "forward"]
-
-
-def whole_run(recording: Recording) -> Window:
-    """From the first forward start to the last forward end. Raises UsageError if nothing ran."""
-    start, end = forward_window(recording)
-    if end <= start:
-        hint = "; the other pipeline has --side prefill" if recording.peer is not None else ""
+def whole_run(*recordings: Recording) -> Window:
+    """From the first forward start to the last forward end of these pipelines. Raises UsageError if nothing ran."""
+    windows = [(start, end) for start, end in map(forward_window, recordings) if end > start]
+    if not windows:
+        hint = "; the other pipeline has --side prefill" if any(r.peer is not None for r in recordings) else ""
         raise UsageError(f"nothing to plot: the recording has no forward pass{hint}")
-    return Window(start, end)
+    return Window(min(start for start, _ in windows), max(end for _, end in windows))
 
 
-def chosen_window(recording: Recording, from_s: float | None, to_s: float | None) -> Window:
-    """``--from`` and ``--to`` in seconds of the run's clock; without both, a readable part (``typical_window``).
+def chosen_window(whole: Window, typical: Window, from_s: float | None, to_s: float | None) -> Window:
+    """``--from`` and ``--to`` in seconds of the run's clock; without both, the ``typical`` part.
 
     A part that reaches beyond the run is cut to it (``words_on_cut`` says so). Raises UsageError for what is no time
     and for a part in which the run computes nothing.
     """
-    whole = whole_run(recording)
     if from_s is None and to_s is None:
-        return typical_window(recording)
+        return typical
     start = whole.start_ns if from_s is None else nanoseconds("--from", from_s)
     end = whole.end_ns if to_s is None else nanoseconds("--to", to_s)
     runs = f"the run computes from {shown_s(whole.start_ns)} s to {shown_s(whole.end_ns)} s"
@@ -71,9 +66,11 @@ def nanoseconds(option: str, value_s: float) -> int:
     return round(Fraction(value_s) * NS_PER_S)
 
 
-def words_on_cut(window: Window, from_s: float | None, to_s: float | None) -> list[str]:
+def words_on_cut(window: Window | None, from_s: float | None, to_s: float | None) -> list[str]:
     """What a user should hear who asked for time before the first forward pass or after the last one."""
-    told = []
+    told: list[str] = []
+    if window is None:
+        return told
     if from_s is not None and nanoseconds("--from", from_s) < window.start_ns:
         told.append(
             f"--from {from_s:g}: the first forward pass starts at {shown_s(window.start_ns)} s, drawn from there"
@@ -88,14 +85,13 @@ def shown_s(time_ns: int) -> str:
     return f"{time_ns / NS_PER_S:g}" if abs(time_ns) >= 10**18 else decimal(time_ns, NS_PER_S, 1)
 
 
-def typical_window(recording: Recording) -> Window:
-    """The whole run if it is short; else the passes of rank 0 around the moment when half of its computing is done.
+def typical_window(whole: Window, spans: Sequence[Span]) -> Window:
+    """The whole run if it is short; else the passes of a rank around the moment when half of its computing is done.
 
     Half of the computing, not of the time or of the passes: that lands where the run spends its time, neither in
     a pause nor in the long tail of short decode steps.
     """
-    whole = whole_run(recording)
-    passes = sorted((span.start_ns, span.end_ns) for span in forward_spans(recording, 0))
+    passes = sorted((span.start_ns, span.end_ns) for span in spans)
     if len(passes) <= READABLE_PASSES:
         return whole
     half = sum(end - start for start, end in passes) / 2
@@ -107,6 +103,12 @@ def typical_window(recording: Recording) -> Window:
     first = min(max(0, middle - READABLE_PASSES // 2), len(passes) - READABLE_PASSES)
     window = Window(passes[first][0], passes[first + READABLE_PASSES - 1][1])
     return window if window.end_ns > window.start_ns else whole  # passes may take no time at all
+
+
+def last_window(whole: Window, spans: Sequence[Span]) -> Window:
+    """The end of a run, from the last passes of a rank on: where one that failed is looked at."""
+    starts = sorted(span.start_ns for span in spans)[-READABLE_PASSES:]
+    return Window(starts[0], whole.end_ns) if starts and starts[0] < whole.end_ns else whole
 
 
 def time_unit(window: Window) -> tuple[str, int]:

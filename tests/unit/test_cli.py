@@ -321,8 +321,31 @@ def test_plot_writes_beside_the_run_or_where_it_is_told() -> None:
     assert nothing.exit_code == 2
     assert "shows nothing" in nothing.stderr
     cut = ppsim("plot", "--from", "1", "--to", "1e300")
-    assert (cut.exit_code, cut.stdout) == (0, "runs/latest/gantt.png\n")
+    assert (cut.exit_code, cut.stdout) == (0, "runs/latest/gantt-2.png\n")
     assert cut.stderr == "ppsim: --to 1e+300: the last forward pass ends at 7.0 s, drawn up to there\n"
+
+
+def test_a_second_picture_does_not_replace_the_first_unless_it_has_its_name() -> None:
+    ppsim("run", "unit")
+    assert ppsim("plot").stdout == "runs/latest/gantt.png\n"
+    first = Path("runs/latest/gantt.png").read_bytes()
+    assert ppsim("plot").stdout == "runs/latest/gantt.png\n"  # the same picture
+    assert ppsim("plot", "--from", "1").stdout == "runs/latest/gantt-2.png\n"
+    assert ppsim("plot", "--from", "2").stdout == "runs/latest/gantt-3.png\n"
+    assert ppsim("plot", "--from", "1").stdout == "runs/latest/gantt-2.png\n"
+    assert Path("runs/latest/gantt.png").read_bytes() == first
+    assert ppsim("plot", "-o", "x.png").stderr == ""
+    assert ppsim("plot", "-o", "x.png").stderr == ""
+    told = ppsim("plot", "-o", "x.png", "--from", "1")
+    assert (told.exit_code, told.stdout, told.stderr) == (0, "x.png\n", "ppsim: replaced x.png\n")
+    assert Path("x.png").read_bytes() != first
+
+
+def test_pictures_of_two_pipelines_and_of_one_of_them_lie_beside_each_other() -> None:
+    ppsim("run", "pd_chunked_transfer", "--out", "pd")
+    assert ppsim("plot", "pd").stdout == "pd/gantt.png\n"
+    assert ppsim("plot", "pd", "--side", "prefill").stdout == "pd/gantt-prefill.png\n"
+    assert ppsim("plot", "pd", "--side", "decode").stdout == "pd/gantt-decode.png\n"
 
 
 PLOT_REFUSALS = [

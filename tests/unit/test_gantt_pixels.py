@@ -12,12 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from ppsim.errors import UsageError
 from ppsim.recording import Recording
 from ppsim.recording.schema import Span
 from ppsim.recording.summary import bubble_ratio, covered_ns, stage_times
-from ppsim.report.gantt import LEFT, WIDTH, plot_gantt
-from ppsim.report.legend import PALETTE
-from ppsim.report.raster import BLANK, EDGE, READABLE_PX, THIN
+from ppsim.report.canvas import LEFT, WIDTH
+from ppsim.report.gantt import gantt, plot_gantt
+from ppsim.report.lanes import left_out, parts_of
+from ppsim.report.legend import KV_COLOUR, PALETTE, Legend, slot_colours, slot_patches
+from ppsim.report.raster import BLANK, EDGE, READABLE_PX, THIN, Rgb
 from ppsim.report.window import Window, whole_run
 from tests.unit.handmade import pipeline
 from tests.unit.pixels import bars_of, byte_tolerance, covered_shares, measured_shares, pixels_of
@@ -38,14 +41,14 @@ def busy_run(pp_size: int, num_passes: int, seed: int, num_slots: int = 4) -> Re
     return recording
 
 
-def expected_row(spans: list[Span], window: Window) -> tuple[np.ndarray, np.ndarray]:
+def expected_row(spans: list[Span], window: Window, only: Rgb | None = None) -> tuple[np.ndarray, np.ndarray]:
     """[WIDTH, 3] colours of a rank's bar in the detailed panel, and the covered share of each column."""
     pixel_ns = (window.end_ns - window.start_ns) / WIDTH
-    by_colour: dict[tuple[int, int, int], list[tuple[int, int]]] = {}
+    by_colour: dict[Rgb, list[tuple[int, int]]] = {}
     for span in spans:
         start, end = max(span.start_ns, window.start_ns), min(span.end_ns, window.end_ns)
         if end > start:
-            colour = THIN if (end - start) / pixel_ns < READABLE_PX else PALETTE[span.slot]
+            colour = THIN if (end - start) / pixel_ns < READABLE_PX else only or PALETTE[span.slot]
             by_colour.setdefault(colour, []).append((start, end))
     row = np.tile(np.array(BLANK, float), (WIDTH, 1))
     covered = np.zeros(WIDTH)
@@ -159,13 +162,84 @@ def test_passes_that_overlap_are_not_counted_twice(tmp_path: Path) -> None:
     assert (row[round(0.7 * WIDTH) + 1 : round(0.9 * WIDTH) - 1] == BLANK).all()
 
 
+def test_two_pipelines_and_their_transfers_have_lanes_of_their_own(tmp_path: Path) -> None:
+    """Prefill on two ranks, each with its KV below; decode on one. Every lane shows its own busy time and no other."""
+    prefill, decode = busy_run(2, 30, seed=3), busy_run(1, 50, seed=4)
+    for rank in range(2):
+        for i in range(20):
+            at = 90 * MS * i + 40 * MS * rank
+            prefill.span(rank, "kv", i % 4, i, at, at + 55 * MS)
+    decode.peer = prefill
+    whole = whole_run(prefill, decode)
+    plot_gantt(decode, tmp_path / "a.png", from_s=0)
+    pixels = pixels_of(tmp_path / "a.png")
+    lanes = [
+        (prefill, 0, "forward"),
+        (prefill, 1, "forward"),
+        (prefill, 0, "kv"),
+        (prefill, 1, "kv"),
+        (decode, 0, "forward"),
+    ]
+    bars = bars_of(pixels, LEFT, WIDTH)[-len(lanes) :]
+    for (recording, rank, stream), (first, stop) in zip(lanes, bars, strict=True):
+        spans = [s for s in recording.spans[rank] if s.stream == stream]
+        wanted, covered = expected_row(spans, whole, KV_COLOUR if stream == "kv" else None)
+        drawn = pixels[first, LEFT : LEFT + WIDTH].astype(float)
+        is_edge = np.abs(drawn - EDGE * wanted).max(axis=1) <= 0.5 + 1e-6
+        assert (covered[is_edge] > 1 - 1e-6).all()
+        assert np.abs(drawn - wanted)[~is_edge].max() <= 0.5 + 1e-6
+        assert stop - first > 20
+
+
+def test_of_two_pipelines_one_can_be_asked_for_and_of_one_none(tmp_path: Path) -> None:
+    decode = pipeline(1, 3)
+    decode.peer = pipeline(3, 5)
+    for side, num_lanes in (("prefill", 3), ("decode", 1), (None, 4)):
+        picture = gantt(decode, tmp_path / "a.png", side=side)
+        (tmp_path / "a.png").write_bytes(picture.content)
+        assert len(bars_of(pixels_of(tmp_path / "a.png"), LEFT, WIDTH)) == num_lanes
+    assert gantt(decode, tmp_path / "a.png", side="decode").window == Window(0, 3 * 10**9)
+    with pytest.raises(UsageError, match="--side prefill: this run has one pipeline"):
+        gantt(pipeline(2, 2), tmp_path / "a.png", side="prefill")
+
+
+def test_what_is_recorded_and_not_drawn_is_told() -> None:
+    recording = pipeline(2, 2)
+    assert left_out(parts_of(recording)) == []
+    for rank in (0, 1):
+        recording.span(rank, "write", 0, 1, 0, 5)
+    recording.span(0, "load", 0, 1, 0, 5)
+    assert left_out(parts_of(recording)) == ["Not drawn: 1 copies of stream load, 2 copies of stream write."]
+
+
+@pytest.mark.parametrize("num_slots", [1, 3, 10, 11, 14, 21, 32, 40, 77])
+def test_no_two_slots_share_a_colour(num_slots: int) -> None:
+    colours = slot_colours(range(num_slots))
+    assert list(colours) == list(range(num_slots))
+    assert len(set(colours.values())) == num_slots
+    assert KV_COLOUR not in colours.values()
+
+
+@pytest.mark.parametrize(("num_slots", "height"), [(3, 54), (12, 54), (40, 54), (200, 54), (32, 900), (60, 216)])
+def test_a_legend_has_every_slot_or_says_how_many_it_leaves_out(num_slots: int, height: int) -> None:
+    colours = slot_colours(range(num_slots))
+    legend = Legend(colours, 0, num_slots)
+    labels = [patch.get_label() for patch in slot_patches(colours, legend.slot_lines(height))]
+    left = num_slots - len(labels)
+    if left:
+        assert labels[:-1] == [f"slot {i}" for i in range(len(labels) - 1)]
+        assert labels[-1] == f"+ {left + 1} more"
+    else:
+        assert labels == [f"slot {i}" for i in range(num_slots)]
+
+
 def test_the_number_of_things_to_draw_does_not_grow_with_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ppsim.report import gantt
+    import ppsim.report.gantt as gantt
 
-    counted = []
-    monkeypatch.setattr(gantt, "save", lambda figure, path: counted.append(len(figure.findobj())))
+    counted: list[int] = []
+    monkeypatch.setattr(gantt, "encoded", lambda figure, path: counted.append(len(figure.findobj())) or b"")
     for num_passes in (300, 20_000):
         plot_gantt(busy_run(4, num_passes, seed=1), tmp_path / "a.png", from_s=0)
     assert counted[1] <= counted[0] + 20  # ticks and their labels

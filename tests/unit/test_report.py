@@ -15,7 +15,7 @@ from ppsim.recording.summary import summarize
 from ppsim.report.gantt import plot_gantt
 from ppsim.report.schedule import schedule, schedule_text
 from ppsim.report.table import seconds, summary_text
-from ppsim.report.window import Window, chosen_window, ticks, typical_window, words_on_cut
+from ppsim.report.window import Window, chosen_window, ticks, typical_window, whole_run, words_on_cut
 from tests.unit.handmade import S, harvest, pipeline, two_requests
 
 
@@ -79,8 +79,13 @@ def test_times_have_a_unit_that_fits(value: float | None, text: str) -> None:
     assert seconds(value) == text
 
 
+def chosen(recording: Recording, from_s: float | None = None, to_s: float | None = None) -> Window:
+    whole = whole_run(recording)
+    return chosen_window(whole, typical_window(whole, recording.spans[0]), from_s, to_s)
+
+
 def test_a_short_run_is_shown_whole_and_a_long_one_where_half_of_the_computing_is_done() -> None:
-    assert typical_window(pipeline(4, 6)) == Window(0, 9 * S)
+    assert chosen(pipeline(4, 6)) == Window(0, 9 * S)
     long = Recording(1)
     at = 0
     for i, length in enumerate(
@@ -88,41 +93,41 @@ def test_a_short_run_is_shown_whole_and_a_long_one_where_half_of_the_computing_i
     ):  # half of 1600 s is done in the middle ten-second pass
         long.span(0, "forward", 0, i, at * S, (at + length) * S)
         at += length + (1000 if i == 10 else 0)  # and a long pause, which does not count
-    window = typical_window(long)
+    window = chosen(long)
     assert window == Window((1000 + 400 + 220) * S, (1000 + 400 + 580) * S)
 
 
 def test_a_window_can_be_asked_for_and_must_show_something() -> None:
-    assert chosen_window(pipeline(2, 3), 1.0, 2.5) == Window(S, 5 * S // 2)
-    assert chosen_window(pipeline(2, 3), None, 2.0) == Window(0, 2 * S)
+    assert chosen(pipeline(2, 3), 1.0, 2.5) == Window(S, 5 * S // 2)
+    assert chosen(pipeline(2, 3), None, 2.0) == Window(0, 2 * S)
     for from_s, to_s in ((2.0, 2.0), (3.0, 1.0), (4.0, 9.0), (-2.0, -1.0), (1e300, None), (None, -1e300), (1.0, 1.0)):
         with pytest.raises(UsageError, match=r"the run computes from 0\.0 s to 4\.0 s"):
-            chosen_window(pipeline(2, 3), from_s, to_s)
+            chosen(pipeline(2, 3), from_s, to_s)
     with pytest.raises(UsageError, match="no forward pass"):
-        chosen_window(Recording(2), None, None)
+        chosen(Recording(2), None, None)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_what_is_no_number_of_seconds_is_refused_by_its_option(value: float) -> None:
     with pytest.raises(UsageError, match=f"--from {value}: expected a number of seconds"):
-        chosen_window(pipeline(2, 3), value, 2.0)
+        chosen(pipeline(2, 3), value, 2.0)
     with pytest.raises(UsageError, match=f"--to {value}: expected a number of seconds"):
-        chosen_window(pipeline(2, 3), None, value)
+        chosen(pipeline(2, 3), None, value)
 
 
 def test_a_window_beyond_the_run_is_cut_to_it_and_the_user_is_told() -> None:
     recording = Recording(1)
     recording.span(0, "forward", 0, 0, S, 3 * S)
     for from_s, to_s in ((-5.0, 1e300), (0.0, 3.5)):
-        window = chosen_window(recording, from_s, to_s)
+        window = chosen(recording, from_s, to_s)
         assert window == Window(S, 3 * S)
         first, last = words_on_cut(window, from_s, to_s)
         assert first.startswith(f"--from {from_s:g}: ")
         assert "starts at 1.0 s" in first
         assert last.startswith(f"--to {to_s:g}: ")
         assert "ends at 3.0 s" in last
-    assert words_on_cut(chosen_window(recording, 1.0, 3.0), 1.0, 3.0) == []
-    assert words_on_cut(chosen_window(recording, None, None), None, None) == []
+    assert words_on_cut(chosen(recording, 1.0, 3.0), 1.0, 3.0) == []
+    assert words_on_cut(chosen(recording, None, None), None, None) == []
 
 
 @pytest.mark.parametrize(
