@@ -76,6 +76,18 @@ class Span(NamedTuple):
     end_ns: int
 
 
+class Message(NamedTuple):
+    """Device data on its way between two ranks: it left in [leaves_ns, sent_ns), and all of it had come at arrival_ns.
+
+    Kept of hidden states and outputs that were received. What hosts tell each other (request lists, votes) is not kept.
+    """
+
+    iteration: int
+    leaves_ns: int
+    sent_ns: int
+    arrival_ns: int
+
+
 class Sampled(NamedTuple):
     """The last rank sampled ``token_ids`` for the batch launched in ``iteration``, one a row."""
 
