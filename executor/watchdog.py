@@ -28,6 +28,7 @@ from ppsim.core.progress import Standing, first_without_progress, state_lines
 from ppsim.core.rank import Rank
 from ppsim.errors import EXIT_LIVENESS
 from ppsim.recording import Recording, Verdict
+from ppsim.recording.schema import Stand
 from ppsim.scenario import Scenario
 
 if TYPE_CHECKING:
@@ -211,4 +212,6 @@ class Watchdog:
             lines.append(f"  state of rank {rank}, written {age_ms:.0f} ms ago:")
             lines += [f"    {line}" for line in self.pulse.read(rank)]
         invariant = "INV-40" if cycle else None
-        return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), invariant, first, standings[first].iteration)
+        stands = tuple(Stand("", s.rank, s.iteration, None, s.doing, s.waits_for, None) for s in standings)
+        iteration = standings[first].iteration
+        return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), invariant, first, iteration, stands=stands)

@@ -34,6 +34,7 @@ def simulated(
     from ppsim.fuzz.limit import Limit, OutOfTime
     from ppsim.recording.folder import mark_incomplete
     from ppsim.world import simulate
+    from ppsim.world.standing import with_stands
 
     def last_resort(why: str) -> None:
         mark_incomplete(folder.path, f"the run was ended: {why}")
@@ -43,7 +44,7 @@ def simulated(
     try:
         with limit:
             result = simulate(scenario, progress=progress, hooks=hooks, began=limit.began)
-        return result.recording, result.verdict
+        return result.recording, with_stands(result.verdict, result.setting)
     except OutOfTime as stop:
         if limit.setting is None:
             raise PpsimError(f"{scenario.name}: stopped before it began: {stop}") from None
@@ -66,6 +67,7 @@ def stopped(setting: Setting, folder: RunFolder, why: str, code: int, rank: int 
     """What there is of a run that was ended from outside, and how far it came."""
     from ppsim.recording import Verdict
     from ppsim.recording.folder import mark_incomplete
+    from ppsim.world.standing import with_stands
 
     first = setting.ranks[0]
     ended, asked = len(setting.watch.ended), setting.watch.num_requests
@@ -76,7 +78,8 @@ def stopped(setting: Setting, folder: RunFolder, why: str, code: int, rank: int 
     )
     mark_incomplete(folder.path, f"{why}\n{far}")
     iteration = first.rank.iteration if rank is None else setting.ranks[rank % len(setting.ranks)].rank.iteration
-    return setting.recording, Verdict("unknown", code, f"{why}\n{far}", None, rank, iteration)
+    verdict = Verdict("unknown", code, f"{why}\n{far}", None, rank, iteration)
+    return setting.recording, with_stands(verdict, setting)
 
 
 def conclude(folder: RunFolder, scenario: Scenario, recording: Recording, verdict: Verdict, *, as_json: bool) -> int:

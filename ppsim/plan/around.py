@@ -139,6 +139,7 @@ def split_map(search: Search) -> HeatMap:
         unit=unit_of(search),
         lower_is_better=search.probe.objective != "throughput",
         best=(pps.index(top[0]), tps.index(top[1])),
+        blank=f"{search.num_gpus} GPUs cannot be split so",
         labels=tuple(tuple(cp_label(tables.get((pp, tp))) for tp in tps) for pp in pps),
     )
 

@@ -46,7 +46,8 @@ DYNAMIC_CHUNKS = ((8192, 0.85), (12288, 0.65), (12288, 0.85), (16384, 0.85))
 PAGE_SIZE = 64
 PLENTY_TOKENS = 1 << 40  # pools are no part of the comparison; whether a way fits is told beside its figures
 ASKED_GB_PER_S = (25.0, 50.0, 100.0, 200.0, 400.0)  # where neither the user nor the GPU table names the link
-DRAWN_GB_PER_S = tuple(float(b) for b in np.geomspace(5.0, 1000.0, 15))
+DRAWN_GB_PER_S = (5.0, 1000.0)  # the axis of the picture, where nothing that it has to show lies beyond
+NUM_DRAWN = 15  # points of a curve, at even distances of the axis
 REACH_GB_PER_S = (0.1, 1e4)
 SECTIONS = (24, 12)  # points of each round of the search for a crossover
 MEM_FRACTION = 0.85
@@ -334,13 +335,15 @@ def compare(q: Question) -> Comparison:
     field_ = Field(q)
     asked = q.link_gb_per_s or field_.known_links()
     by_way = {way: field_.standings(way, asked) for way in field_.ways}
+    crossed = crossovers(field_)
+    drawn = drawn_links(q, crossed)
     found = Comparison(
         q,
         field_.base,
         field_.multiple,
         [by_way[way][i] for i in range(len(asked)) for way in field_.ways],
-        [s for way in field_.ways for s in field_.standings(way, DRAWN_GB_PER_S)],
-        crossovers(field_),
+        [s for way in field_.ways for s in field_.standings(way, drawn)],
+        crossed,
         field_.cannot_run,
         field_.does_not_fit(),
     )
@@ -351,6 +354,15 @@ def compare(q: Question) -> Comparison:
         )
     found.notes = notes(field_, bool(q.link_gb_per_s))
     return found
+
+
+def drawn_links(q: Question, crossed: Sequence[Crossover]) -> tuple[float, ...]:
+    """Bandwidths of the curves: an axis that reaches every crossover and every link that was given, and these."""
+    shown = sorted({*q.link_gb_per_s, *(c.gb_per_s for c in crossed if c.gb_per_s is not None)})
+    low = min([DRAWN_GB_PER_S[0], *(b / 1.5 for b in shown[:1])])
+    high = max([DRAWN_GB_PER_S[1], *(b * 1.5 for b in shown[-1:])])
+    num = round(NUM_DRAWN * np.log(high / low) / np.log(DRAWN_GB_PER_S[1] / DRAWN_GB_PER_S[0]))
+    return tuple(sorted({*(float(b) for b in np.geomspace(low, high, num)), *shown}))
 
 
 def crossovers(field_: Field) -> list[Crossover]:

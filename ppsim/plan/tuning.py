@@ -89,6 +89,7 @@ class HeatMap:
     lower_is_better: bool
     best: tuple[int, int] | None = None
     labels: tuple[tuple[str, ...], ...] = ()
+    blank: str = ""  # why there are NaNs
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,12 @@ cannot disagree about what a record says.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 from ppsim.core.effects import Decision, Harvest
-from ppsim.recording.schema import Ingested, InputRecord, TimedReply
+from ppsim.recording.schema import Ingested, InputRecord, Message, TimedReply
 
 Check: TypeAlias = Callable[[Any], Any]
 
@@ -131,6 +132,8 @@ SHAPES: dict[str, tuple[tuple[str, Check], ...]] = {
         ("start_ns", integer),
         ("end_ns", integer),
     ),
+    "visits": (("rank", integer), ("first", integer), ("times", many(integer))),
+    "messages": (("src", integer), ("dst", integer), ("kind", string), ("times", many(integer))),
     "mark": (("rid", string), ("what", string), ("iteration", integer), ("time_ns", integer)),
     "warning": (("message", string),),
     "end": (("num_lines", integer), ("digest", string)),
@@ -204,3 +207,45 @@ def reply_lines(replies: Sequence[TimedReply]) -> list[str]:
             lines.append(line_of("replies", reply.iteration, reply.time_ns, together))
             together = []
     return lines
+
+
+# --- times in long rows, each as its distance from the one before: a tenth of the text ---------------------------
+
+ROW_LENGTH = 256  # records of a line
+
+
+def visit_lines(rank: int, visits: Sequence[int]) -> Iterator[str]:
+    """``first`` is the iteration of the first time in a row; that one is whole, the others follow by distance."""
+    for first in range(0, len(visits), ROW_LENGTH):
+        row = visits[first : first + ROW_LENGTH]
+        yield line_of("visits", rank, first, [row[0], *(b - a for a, b in pairwise(row))])
+
+
+def visits_of(times: Sequence[int]) -> list[int]:
+    return list(accumulate(times))
+
+
+def message_lines(key: tuple[int, int, str], messages: Sequence[Message]) -> Iterator[str]:
+    """Four numbers a message: iteration and departure by distance, then how long it left, then how long it came."""
+    for first in range(0, len(messages), ROW_LENGTH):
+        times: list[int] = []
+        before = Message(0, 0, 0, 0)
+        for m in messages[first : first + ROW_LENGTH]:
+            times += (m.iteration - before.iteration, m.leaves_ns - before.leaves_ns)
+            times += (m.sent_ns - m.leaves_ns, m.arrival_ns - m.sent_ns)
+            before = m
+        yield line_of("messages", *key, times)
+
+
+def messages_of(times: Sequence[int]) -> list[Message]:
+    """Raises LookupError for a row that is not made of whole messages."""
+    if len(times) % 4:
+        raise LookupError(f"{len(times)} times, expected four a message")
+    found = []
+    iteration = leaves = 0
+    for place in range(0, len(times), 4):
+        iteration += times[place]
+        leaves += times[place + 1]
+        sent = leaves + times[place + 2]
+        found.append(Message(iteration, leaves, sent, sent + times[place + 3]))
+    return found

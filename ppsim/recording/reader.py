@@ -13,7 +13,7 @@ from typing import Any
 
 from ppsim.core.effects import Decision, Harvest
 from ppsim.errors import UsageError
-from ppsim.recording.codec import BadField, parse_row
+from ppsim.recording.codec import BadField, messages_of, parse_row, visits_of
 from ppsim.recording.digest import run_digest
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import (
@@ -135,6 +135,8 @@ class Placer:
             "ingested": lambda *f: recording.ingestions.append(Ingested(*f)),
             "sampled": lambda *f: recording.samples.append(Sampled(*f)),
             "replies": self.replies,
+            "visits": self.visits,
+            "messages": self.messages,
             "mark": lambda *f: recording.marks.append(Mark(*f)),
             "warning": recording.warnings.append,
         }
@@ -158,6 +160,16 @@ class Placer:
                 f"but has {len(mine)} so far and rank 0 has {len(lists[0])}"
             )
         mine.extend(lists[0][first : first + count])
+
+    def visits(self, rank: int, first: int, times: tuple[int, ...]) -> None:
+        mine = self.recording.visits[self.rank(rank)]
+        if first != len(mine):
+            raise LookupError(f"rank {rank} goes on with iteration {first}, but has {len(mine)} so far")
+        mine.extend(visits_of(times))
+
+    def messages(self, src: int, dst: int, kind: str, times: tuple[int, ...]) -> None:
+        key = (self.rank(src), self.rank(dst), kind)
+        self.recording.messages.setdefault(key, []).extend(messages_of(times))
 
     def replies(self, iteration: int, time_ns: int, replies: tuple[tuple[Any, ...], ...]) -> None:
         self.recording.replies.extend(TimedReply(time_ns, iteration, *fields) for fields in replies)

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 from ppsim.core.effects import Decision, Harvest, Reply
 from ppsim.core.messages import Input
-from ppsim.recording.schema import Arrival, Ingested, Mark, Observed, Sampled, Span, TimedReply, input_record
+from ppsim.recording.schema import Arrival, Ingested, Mark, Message, Observed, Sampled, Span, TimedReply, input_record
 
 T = TypeVar("T", Decision, Harvest)
 
@@ -36,6 +36,8 @@ class Recording:
         self.harvests: list[list[Harvest]] = [[] for _ in range(num_ranks)]
         self.observations: list[list[Observed]] = [[] for _ in range(num_ranks)]
         self.spans: list[list[Span]] = [[] for _ in range(num_ranks)]
+        self.visits: list[list[int]] = [[] for _ in range(num_ranks)]  # ns at which a rank decided iteration 0, 1, ...
+        self.messages: dict[tuple[int, int, str], list[Message]] = {}  # by sender, receiver and kind, in order
         self.arrivals: list[Arrival] = []
         self.ingestions: list[Ingested] = []
         self.replies: list[TimedReply] = []
@@ -69,6 +71,12 @@ class Recording:
     def span(self, rank: int, stream: str, slot: int, iteration: int, start_ns: int, end_ns: int) -> None:
         """A stream of a rank was busy in [start_ns, end_ns), at whatever time the world tells."""
         self.spans[rank].append(Span(stream, slot, iteration, start_ns, end_ns))
+
+    def message(
+        self, src: int, dst: int, kind: str, iteration: int, leaves_ns: int, sent_ns: int, arrival_ns: int
+    ) -> None:
+        """Hidden states or outputs were received."""
+        self.messages.setdefault((src, dst, kind), []).append(Message(iteration, leaves_ns, sent_ns, arrival_ns))
 
     def arrival(self, rid: str, at_ns: int, num_prompt_tokens: int, num_output_tokens: int) -> None:
         """A client's request reached the server, read or not."""

@@ -76,6 +76,18 @@ class Span(NamedTuple):
     end_ns: int
 
 
+class Message(NamedTuple):
+    """Device data on its way between two ranks: it left in [leaves_ns, sent_ns), and all of it had come at arrival_ns.
+
+    Kept of hidden states and outputs that were received. What hosts tell each other (request lists, votes) is not kept.
+    """
+
+    iteration: int
+    leaves_ns: int
+    sent_ns: int
+    arrival_ns: int
+
+
 class Sampled(NamedTuple):
     """The last rank sampled ``token_ids`` for the batch launched in ``iteration``, one a row."""
 
@@ -106,6 +118,18 @@ class Mark(NamedTuple):
     time_ns: int
 
 
+class Stand(NamedTuple):
+    """Where a rank stood when a run failed. ``side``: prefill or decode of two pipelines, else empty."""
+
+    side: str
+    rank: int
+    iteration: int
+    slot: int | None  # None: not known
+    doing: str
+    waits_for: int | None  # a rank of the same side; None: for nobody
+    since_ns: int | None  # when its last effect was over, on the clock of the spans; None: not known
+
+
 class Verdict(NamedTuple):
     """How a run ended. ``message`` is the whole text for the user; the other fields say where, as far as known."""
 
@@ -117,6 +141,7 @@ class Verdict(NamedTuple):
     iteration: int | None = None
     slot: int | None = None
     rid: str | None = None
+    stands: tuple[Stand, ...] = ()  # of every rank, where a failure was saved; of two pipelines prefill first
 
 
 INPUT_KINDS: dict[type, str] = {NewRequest: "new", AbortReq: "abort", FlushCache: "flush", Shutdown: "shutdown"}

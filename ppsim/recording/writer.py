@@ -19,8 +19,10 @@ from ppsim.recording.codec import (
     harvest_fields,
     ingested_fields,
     line_of,
+    message_lines,
     reply_lines,
     text_of,
+    visit_lines,
 )
 from ppsim.recording.digest import run_digest
 from ppsim.recording.record import Recording
@@ -59,6 +61,10 @@ def lines(recording: Recording) -> Iterator[str]:
             yield line_of("observed", rank, *observed)
         for span in recording.spans[rank]:
             yield line_of("span", rank, *span)
+    for rank in range(recording.num_ranks):
+        yield from visit_lines(rank, recording.visits[rank])
+    for key in sorted(recording.messages):
+        yield from message_lines(key, recording.messages[key])
     for sampled in recording.samples:
         yield line_of("sampled", *sampled)
     yield from reply_lines(recording.replies)

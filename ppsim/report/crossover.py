@@ -12,8 +12,7 @@ from math import log
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
-from ppsim.errors import UsageError
-from ppsim.report.gantt import stable_metadata
+from ppsim.report.canvas import DPI, GREY, checked_path, encoded, plain_style, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,7 +21,7 @@ Box: TypeAlias = tuple[float, float]
 """Left and lower edge of a mark's words, in fractions of the panel; all are of one size."""
 
 WIDTH, HEIGHT, MARGIN = 0.12, 0.075, 0.015
-COLOURS = {"pp": "#1f6f8b", "tp": "#d1495b", "cp": "#7a9e3b"}
+COLOURS = {"pp": "#0072b2", "tp": "#d55e00", "cp": "#009e73"}  # told apart by the colour-blind, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,27 +57,20 @@ class Picture:
 
 def plot_crossovers(panels: Sequence[Picture], title: str, path: Path) -> None:
     """Draw the panels beside each other to ``path`` (the ending says which format). Raises UsageError."""
-    import matplotlib
+    from matplotlib.figure import Figure
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(6.2 * len(panels), 4.6), sharey=True, squeeze=False, layout="constrained"
-    )
-    try:
+    checked_path(path)
+    with plain_style():
+        figure = Figure(figsize=(6.2 * len(panels), 4.8), dpi=DPI, layout="constrained")
+        axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)
         for place, panel in zip(axes[0], panels):
             draw_panel(place, panel)
         axes[0][0].set_ylabel("speed-up over one group of GPUs")
-        axes[0][0].legend(loc="lower right", fontsize=8, frameon=False)
+        figure.legend(
+            *axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9, frameon=False
+        )
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-        figure.savefig(path, dpi=130, metadata=stable_metadata(path))
-    except OSError as error:
-        raise UsageError(f"-o {path}: cannot be written: {error.strerror or error}") from None
-    except ValueError as error:
-        raise UsageError(f"-o {path}: {error}") from None
-    finally:
-        pyplot.close(figure)
+        write(path, encoded(figure, path))
 
 
 def draw_panel(axes: Axes, panel: Picture) -> None:
@@ -87,8 +79,7 @@ def draw_panel(axes: Axes, panel: Picture) -> None:
         style = "-" if curve.fits else (0, (4, 2))
         label = curve.label if curve.fits else f"{curve.label} (does not fit)"
         axes.plot(curve.gb_per_s, curve.speedups, linestyle=style, color=COLOURS[curve.way], lw=2.0, label=label)
-    for gb_per_s in panel.asked:
-        axes.axvline(gb_per_s, color="#b9b4a7", lw=0.8, zorder=0)
+    mark_asked(axes, panel)
     low, high = panel.curves[0].gb_per_s[0], panel.curves[0].gb_per_s[-1]
     shown = sorted((m for m in panel.marks if low <= m.gb_per_s <= high), key=lambda m: -m.gb_per_s)
     taken: list[Box] = []
@@ -99,8 +90,8 @@ def draw_panel(axes: Axes, panel: Picture) -> None:
     axes.set_xlim(low, high)
     axes.set_ylim(0.0, panel.gpu_multiple * 1.05)
     axes.axhline(panel.gpu_multiple, color="black", lw=0.8, linestyle=":")
-    ticks = [b for b in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000) if low <= b <= high]
-    axes.set_xticks(ticks, [str(b) for b in ticks])
+    places = ticks(low, high)
+    axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.set_xticks([], minor=True)
     axes.set_xlabel("link between the groups, GB/s in one direction")
     axes.set_title(panel.title, fontsize=10, loc="left")
@@ -111,6 +102,34 @@ def draw_panel(axes: Axes, panel: Picture) -> None:
     right.set_ylim(0.0, 105.0)
     right.set_ylabel(f"efficiency: speed-up / {panel.gpu_multiple}, %", fontsize=9)
     right.spines[["top", "left"]].set_visible(False)
+
+
+def mark_asked(axes: Axes, panel: Picture) -> None:
+    """Each bandwidth that was given: a line with its figure, and a ring on every curve where it meets it."""
+    for gb_per_s in panel.asked:
+        axes.axvline(gb_per_s, color=GREY, lw=1.0, linestyle=(0, (1, 1.5)), zorder=0)
+        axes.text(
+            gb_per_s,
+            0.02,
+            f"given: {plain(gb_per_s)} GB/s",
+            transform=axes.get_xaxis_transform(),
+            rotation=90,
+            ha="right",
+            va="bottom",
+            fontsize=7,
+            color=GREY,
+        )
+        for curve in panel.curves:
+            if gb_per_s in curve.gb_per_s:
+                y = curve.speedups[curve.gb_per_s.index(gb_per_s)]
+                axes.plot([gb_per_s], [y], "o", mfc="white", mec=COLOURS[curve.way], ms=4.5, zorder=4)
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """1, 2, 5, 10, ... within the axis; only tens where those would be too many."""
+    tens = [10.0**n for n in range(-3, 7)]
+    found = [m * ten for ten in tens for m in (1, 2, 5) if low <= m * ten * (1 + 1e-9) and m * ten <= high * (1 + 1e-9)]
+    return found if len(found) <= 9 else [x for x in found if x in tens]
 
 
 def free_box(panel: Picture, mark: Mark, taken: Sequence[Box]) -> Box:
@@ -143,6 +162,11 @@ def covers_curve(panel: Picture, box: Box) -> bool:
     return False
 
 
+def plain(gb_per_s: float) -> str:
+    """Three digits that mean something, without an exponent."""
+    return f"{gb_per_s:.3g}" if gb_per_s < 1000 else f"{gb_per_s:.0f}"
+
+
 def overlap(a: Box, b: Box) -> bool:
     return abs(a[0] - b[0]) < WIDTH and abs(a[1] - b[1]) < HEIGHT
 
@@ -152,7 +176,7 @@ def draw_mark(axes: Axes, mark: Mark, box: Box, panel: Picture) -> None:
     axes.plot([mark.gb_per_s], [mark.speedup], "o", color="black", ms=5, zorder=5)
     below = box[1] < mark.speedup / (panel.gpu_multiple * 1.05)
     axes.annotate(
-        f"{mark.text}\n{mark.gb_per_s:.3g} GB/s",
+        f"{mark.text}\n{plain(mark.gb_per_s)} GB/s",
         (mark.gb_per_s, mark.speedup),
         xytext=box,
         textcoords="axes fraction",

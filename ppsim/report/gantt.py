@@ -1,227 +1,195 @@
 """The Gantt picture of a run: rank x time, coloured by slot, bubbles left blank.
 
-Rule: a box is a forward pass that happened, to scale; a bubble is whatever no box covers. Two panels: the whole run as
-the share of time that each rank computed, and a part of it in which single passes can be told apart. A short
-run is shown whole, in one panel.
+Rule: a box is a forward pass that happened, to scale; a bubble is whatever no box covers, and coloured area is busy
+time (``raster.py``). Two panels: the whole run as the share of time that each rank computed, and a part of it in which
+single passes can be told apart. A short run is shown whole, in one panel. Of a run that failed the last part is shown,
+with the verdict above and where every rank stood below (``waits.py``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
-from ppsim.errors import UsageError
 from ppsim.recording.record import Recording
-from ppsim.recording.schema import Span
-from ppsim.recording.stalls import stalls
-from ppsim.recording.summary import NS_PER_S, bubble_ratio, covered_ns, forward_window, stage_times
+from ppsim.recording.schema import Verdict
+from ppsim.report.canvas import (
+    DPI,
+    GAP,
+    WIDTH,
+    Block,
+    checked_path,
+    encoded,
+    heading,
+    is_vector,
+    plain_style,
+    sheet,
+    write,
+)
+from ppsim.report.lanes import KV, Lane, Part, Rows, fitted, lanes_of, left_out, parts_of, streams, title_of
+from ppsim.report.legend import Legend, add_legend, add_shade_legend, ink, legend_of, slot_colours
+from ppsim.report.notes import notes
+from ppsim.report.panels import AXIS, add_bars, mark_part, name_lanes, name_time
+from ppsim.report.raster import Box, Rgb, boxes, painted, shaded
+from ppsim.report.waits import headline, mark_stands, waits
+from ppsim.report.window import Window, chosen_window, last_window, typical_window, whole_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-READABLE_PASSES = 36  # forward passes of a rank that fit side by side
-NUM_BINS = 480  # columns of the overview
-BLANK = "#f3f1ec"
+VECTOR_DETAIL = 4  # columns a pixel in a picture that may be enlarged
+LABEL_PT = 7.0
+LABEL_PX = LABEL_PT * DPI / 72
+DIGIT_PX = 0.64 * LABEL_PX  # the width of a digit in the label's font
+LEGEND_HEIGHT = 120  # of the shades
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """[start_ns, end_ns) of a picture."""
+class Picture:
+    """A file that is not written yet, and the window that it shows in detail; None where nothing ran."""
 
-    start_ns: int
-    end_ns: int
-
-
-def forward_spans(recording: Recording, rank: int) -> list[Span]:
-    return [span for span in recording.spans[rank] if span.stream == "forward"]
-
-
-def whole_run(recording: Recording) -> Window:
-    """From the first forward start to the last forward end. Raises UsageError if nothing ran."""
-    start, end = forward_window(recording)
-    if end <= start:
-        hint = "; the other pipeline has --side prefill" if recording.peer is not None else ""
-        raise UsageError(f"nothing to plot: the recording has no forward pass{hint}")
-    return Window(start, end)
-
-
-def chosen_window(recording: Recording, from_s: float | None, to_s: float | None) -> Window:
-    """``--from`` and ``--to`` in seconds of the run's clock; without both, a readable part (``typical_window``)."""
-    whole = whole_run(recording)
-    if from_s is None and to_s is None:
-        return typical_window(recording)
-    start = whole.start_ns if from_s is None else round(from_s * NS_PER_S)
-    end = whole.end_ns if to_s is None else round(to_s * NS_PER_S)
-    if start >= end or end <= whole.start_ns or start >= whole.end_ns:
-        raise UsageError(
-            f"--from/--to: {start / NS_PER_S} s to {end / NS_PER_S} s shows nothing; "
-            f"the run computes from {whole.start_ns / NS_PER_S} s to {whole.end_ns / NS_PER_S} s"
-        )
-    return Window(start, end)
-
-
-def typical_window(recording: Recording) -> Window:
-    """The whole run if it is short; else the passes of rank 0 around the moment when half of its computing is done.
-
-    Half of the computing, not of the time or of the passes: that lands where the run spends its time, neither in
-    a pause nor in the long tail of short decode steps.
-    """
-    whole = whole_run(recording)
-    passes = sorted((span.start_ns, span.end_ns) for span in forward_spans(recording, 0))
-    if len(passes) <= READABLE_PASSES:
-        return whole
-    half = sum(end - start for start, end in passes) / 2
-    done = 0
-    middle = 0
-    while done < half:
-        done += passes[middle][1] - passes[middle][0]
-        middle += 1
-    first = min(max(0, middle - READABLE_PASSES // 2), len(passes) - READABLE_PASSES)
-    return Window(passes[first][0], passes[first + READABLE_PASSES - 1][1])
+    content: bytes
+    window: Window | None
 
 
 def plot_gantt(recording: Recording, path: Path, *, from_s: float | None = None, to_s: float | None = None) -> Window:
-    """Draw the picture to ``path`` (the ending says which format) and return the window it shows in detail."""
-    import matplotlib
+    """Draw the picture of a run to ``path`` (the ending says which format) and return the window it shows in detail.
 
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    whole, window = whole_run(recording), chosen_window(recording, from_s, to_s)
-    overview = window != whole
-    height = 0.42 * recording.num_ranks + 1.1
-    figure, panels = pyplot.subplots(
-        2 if overview else 1,
-        1,
-        figsize=(12, height + (0.28 * recording.num_ranks + 1.0 if overview else 0) + 0.6),
-        height_ratios=[0.28 * recording.num_ranks + 0.4, height] if overview else None,
-        squeeze=False,
-        layout="constrained",
-    )
-    try:
-        if overview:
-            draw_overview(figure, panels[0][0], recording, whole, window)
-        draw_window(panels[-1][0], recording, window)
-        figure.suptitle(title(recording), fontsize=11, x=0.01, ha="left")
-        figure.savefig(path, dpi=130, metadata=stable_metadata(path))
-    except OSError as error:
-        raise UsageError(f"-o {path}: cannot be written: {error.strerror or error}") from None
-    except ValueError as error:
-        raise UsageError(f"-o {path}: {error}") from None
-    finally:
-        pyplot.close(figure)
-    return window
+    Raises UsageError for a window that shows nothing and for a place that cannot be written.
+    """
+    picture = gantt(recording, path, from_s=from_s, to_s=to_s)
+    write(path, picture.content)
+    assert picture.window is not None  # only a failed run has pictures without one
+    return picture.window
 
 
-def title(recording: Recording) -> str:
-    stages = [stage_times(recording, pp_rank) for pp_rank in range(recording.pp_size)]
-    bubble = 100 * bubble_ratio(stages)
-    run = f"{recording.name} ({recording.world})   pp_size {recording.pp_size}   bubble {bubble:.1f} % of the run"
-    return "\n".join([run, *stalls(recording).sentences()])
+def gantt(
+    recording: Recording,
+    path: Path,
+    *,
+    verdict: Verdict | None = None,
+    side: str | None = None,
+    from_s: float | None = None,
+    to_s: float | None = None,
+) -> Picture:
+    """The picture for ``path``. ``side``: of two pipelines only this one. Raises UsageError, see ``plot_gantt``."""
+    checked_path(path)
+    parts = parts_of(recording, side)
+    failed = verdict if verdict is not None and verdict.kind != "pass" else None
+    small = [*(sentence for part in parts for sentence in notes(part.recording)), *left_out(parts)]
+    blocks = [heading(title_of(parts), headline(failed), small)]
+    window = None
+    with plain_style():
+        if failed is None or any(span for part in parts for spans in part.recording.spans for span in spans):
+            whole = whole_run(*(part.recording for part in parts))
+            window = chosen_window(whole, default_window(whole, parts, failed is not None), from_s, to_s)
+            blocks += panels(parts, whole, window, is_vector(path), failed)
+        if failed is not None:
+            blocks += waits(failed, parts)
+        return Picture(encoded(sheet(blocks), path), window)
 
 
-def stable_metadata(path: Path) -> dict[str, Any]:
-    """No dates and versions in the file: the same run gives the same picture."""
-    return {"Software": None} if path.suffix == ".png" else {"Date": None} if path.suffix == ".svg" else {}
+def default_window(whole: Window, parts: Sequence[Part], is_failed: bool) -> Window:
+    """What is shown unasked: of the first pipeline that ran, readable passes of its first rank."""
+    spans = next(spans for part in parts if (spans := streams(part.recording, 0, "forward")))
+    return last_window(whole, spans) if is_failed else typical_window(whole, spans)
 
 
-def draw_window(axes: Axes, recording: Recording, window: Window) -> None:
+def panels(
+    parts: Sequence[Part], whole: Window, window: Window, is_enlarged: bool, failed: Verdict | None
+) -> list[Block]:
+    """The overview, where the detail is only a part, and the detail."""
+    lanes = lanes_of(parts)
+    num_columns = WIDTH * (VECTOR_DETAIL if is_enlarged else 1)
+    detail = detail_of(lanes, window, num_columns)
+
+    def draw(figure: Figure, top: int) -> None:
+        axes = draw_detail(figure, top, detail, num_columns)
+        if failed is not None:
+            mark_stands(axes, failed, parts, lanes, detail.shape, window)
+
+    blocks = [Block(detail.height, draw)]
+    if window != whole:
+        shape = fitted(len(lanes), 3, 34, 400)
+        height = max(shape.height + AXIS, LEGEND_HEIGHT) + GAP
+        blocks.insert(0, Block(height, lambda f, top: draw_overview(f, top, shape, lanes, whole, window, num_columns)))
+    return blocks
+
+
+# --- panels ----------------------------------------------------------------------------------------------------
+
+
+class Detail(NamedTuple):
+    """The panel of single passes, before it is drawn."""
+
+    window: Window
+    lanes: Sequence[Lane]
+    boxes: Sequence[Sequence[Box]]  # of each lane
+    colours: Mapping[int, Rgb]
+    legend: Legend
+    shape: Rows
+
+    @property
+    def height(self) -> int:
+        return max(self.shape.height + AXIS, self.legend.height(self.shape.height))
+
+
+def detail_of(lanes: Sequence[Lane], window: Window, num_columns: int) -> Detail:
+    colours = slot_colours(sorted({span.slot for lane in lanes for span in lane.spans}))
+    drawn = [boxes(lane.spans, window, num_columns) for lane in lanes]
+    return Detail(window, lanes, drawn, colours, legend_of(drawn, colours), fitted(len(lanes), 6, 54, 900))
+
+
+def draw_detail(figure: Figure, top: int, detail: Detail, num_columns: int) -> Axes:
     """Every forward pass in the window as a box with its iteration, coloured by slot."""
-    slots = sorted({span.slot for rank in range(recording.num_ranks) for span in forward_spans(recording, rank)})
-    colours = slot_colours(slots)
-    unit, scale = time_unit(window)
-    width_ns = window.end_ns - window.start_ns
-    for rank in range(recording.num_ranks):
-        axes.barh(rank, width_ns / scale, left=window.start_ns / scale, height=0.8, color=BLANK, zorder=1)
-        for span in forward_spans(recording, rank):
-            start, end = max(span.start_ns, window.start_ns), min(span.end_ns, window.end_ns)
-            if start >= end:
-                continue
-            axes.barh(
-                rank,
-                (end - start) / scale,
-                left=start / scale,
-                height=0.8,
-                color=colours[span.slot],
-                edgecolor="white",
-                linewidth=0.4,
-                zorder=2,
-            )
-            if (end - start) / width_ns > 0.008 * max(2, len(str(span.iteration))):
-                axes.text(
-                    (start + end) / 2 / scale,
-                    rank,
-                    str(span.iteration),
-                    ha="center",
-                    va="center",
-                    fontsize=7,
-                    color="white",
-                    zorder=3,
-                )
-    name_ranks(axes, recording)
-    axes.set_xlim(window.start_ns / scale, window.end_ns / scale)
-    axes.set_xlabel(f"time [{unit}]; numbers are iterations, blank is bubble")
-    add_legend(axes, colours)
+    shape = detail.shape
+    axes = add_bars(figure, top, shape, [painted(lane, detail.colours, num_columns) for lane in detail.boxes])
+    num_labels = write_iterations(axes, shape, detail.boxes, detail.colours, WIDTH / num_columns)
+    name_lanes(axes, shape, detail.lanes)
+    name_time(axes, detail.window, ("; numbers are iterations" if num_labels else "") + "; blank is bubble")
+    add_legend(axes, detail.legend, shape.height)
+    return axes
 
 
-def draw_overview(figure: Figure, axes: Axes, recording: Recording, whole: Window, window: Window) -> None:
-    """The share of time that each rank computed, over the whole run, with the detailed part marked."""
-    unit, scale = time_unit(whole)
-    shares = [busy_shares(forward_spans(recording, rank), whole) for rank in range(recording.num_ranks)]
-    extent = (whole.start_ns / scale, whole.end_ns / scale, recording.num_ranks - 0.5, -0.5)
-    image = axes.imshow(shares, aspect="auto", extent=extent, cmap="Blues", vmin=0, vmax=1, interpolation="nearest")
-    axes.axvspan(window.start_ns / scale, window.end_ns / scale, color="#d1495b", alpha=0.9, lw=1.2)
-    name_ranks(axes, recording)
-    axes.set_xlabel(f"time [{unit}]; the marked part is shown below")
-    figure.colorbar(image, ax=axes, pad=0.01, label="computing")
+def draw_overview(
+    figure: Figure, top: int, shape: Rows, lanes: Sequence[Lane], whole: Window, window: Window, num_columns: int
+) -> None:
+    """The share of time that each rank computed, over the whole run, with the detailed part marked below it."""
+    axes = add_bars(figure, top, shape, [shaded(boxes(lane.spans, whole, num_columns), num_columns) for lane in lanes])
+    name_lanes(axes, shape, lanes)
+    name_time(axes, whole, "; the part marked in red is shown below")
+    mark_part(axes, shape, whole, window)
+    add_shade_legend(axes)
 
 
-def busy_shares(spans: Sequence[Span], whole: Window) -> list[float]:
-    """Covered share of each of ``NUM_BINS`` equal parts of the run."""
-    edges = [whole.start_ns + (whole.end_ns - whole.start_ns) * i // NUM_BINS for i in range(NUM_BINS + 1)]
-    parts: list[list[Span]] = [[] for _ in range(NUM_BINS)]
-    place = 0
-    for span in sorted(spans, key=lambda s: s.start_ns):
-        while place + 1 < NUM_BINS and edges[place + 1] <= span.start_ns:
-            place += 1
-        at = place
-        while at < NUM_BINS and edges[at] < span.end_ns:
-            start, end = max(span.start_ns, edges[at]), min(span.end_ns, edges[at + 1])
-            parts[at].append(span._replace(start_ns=start, end_ns=end))
-            at += 1
-    return [covered_ns(part) / max(1, edges[i + 1] - edges[i]) for i, part in enumerate(parts)]
+def write_iterations(
+    axes: Axes, shape: Rows, drawn: Sequence[Sequence[Box]], colours: Mapping[int, Rgb], scale: float
+) -> int:
+    """Iteration numbers in the boxes that are wide enough, all of one ink as one path. Returns how many there are."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path as Outline
+    from matplotlib.textpath import TextPath
+    from matplotlib.transforms import Affine2D
 
-
-def slot_colours(slots: Sequence[int]) -> dict[int, Any]:
-    """Colours that neighbours in the ring do not share."""
-    import matplotlib
-
-    if len(slots) <= 10:
-        return {slot: matplotlib.colormaps["tab10"](i) for i, slot in enumerate(slots)}
-    return {slot: matplotlib.colormaps["turbo"]((i * 7 % len(slots)) / len(slots)) for i, slot in enumerate(slots)}
-
-
-def add_legend(axes: Axes, colours: dict[int, Any]) -> None:
-    from matplotlib.patches import Patch
-
-    handles = [Patch(color=colour, label=f"slot {slot}") for slot, colour in colours.items()][:16]
-    axes.legend(handles=handles, loc="upper left", bbox_to_anchor=(1.005, 1), fontsize=8, frameon=False)
-
-
-def name_ranks(axes: Axes, recording: Recording) -> None:
-    names = [f"PP{recording.pp_rank(rank)}" for rank in range(recording.num_ranks)]
-    if recording.tp_replicas > 1:
-        names = [f"{name} TP{rank % recording.tp_replicas}" for rank, name in enumerate(names)]
-    axes.set_yticks(range(recording.num_ranks), names, fontsize=8)
-    axes.set_ylim(recording.num_ranks - 0.5, -0.5)
-    axes.spines[["top", "right"]].set_visible(False)
-
-
-def time_unit(window: Window) -> tuple[str, int]:
-    """Name and length in ns of a unit in which the window's end has few digits."""
-    if window.end_ns >= NS_PER_S:
-        return "s", NS_PER_S
-    return ("ms", 1_000_000) if window.end_ns >= 1_000_000 else ("us", 1_000)
+    first, stop = shape.bar(0)
+    if stop - first < LABEL_PX + 2:
+        return 0
+    found: dict[str, list[Outline]] = {}
+    for i, lane in enumerate(drawn):
+        for box, following in zip(lane, [*lane[1:], None]):
+            text = str(box.iteration)
+            width = DIGIT_PX * len(text)
+            left, colour = (box.start + box.end) / 2 * scale - width / 2, ink(colours[box.slot])
+            if (box.end - box.start) * scale < width + 5:
+                room = (following.start * scale if following else WIDTH) - box.end * scale
+                if box.slot != KV or room < width + 8:
+                    continue
+                left, colour = box.end * scale + 4, "black"  # a short transfer has its number beside it
+            place = Affine2D().scale(1, -1).translate(left, (i + 0.5) * shape.pitch + 0.36 * LABEL_PX)
+            found.setdefault(colour, []).append(TextPath((0, 0), text, size=LABEL_PX).transformed(place))
+    for colour, outlines in found.items():
+        axes.add_patch(PathPatch(Outline.make_compound_path(*outlines), facecolor=colour, linewidth=0))
+    return sum(map(len, found.values()))

@@ -1,7 +1,7 @@
 """Heat maps of a search: one panel a pair of knobs, a number in every cell, the best one framed.
 
 Rule: colour says how far a cell is from the best of its panel, on one scale for all panels; the number is the figure
-itself. What cannot run is hatched, what does not exist is blank.
+itself. What cannot run is hatched, what does not exist is white, and the axis says which of them there are and why.
 """
 
 from __future__ import annotations
@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ppsim.errors import UsageError
-from ppsim.report.gantt import stable_metadata
+from ppsim.report.canvas import DPI, encoded, plain_style, write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,21 +47,19 @@ class Panel(Protocol):
     def lower_is_better(self) -> bool: ...
     @property
     def best(self) -> tuple[int, int] | None: ...
+    @property
+    def blank(self) -> str: ...
 
 
 def plot_heat_maps(panels: Sequence[Panel], title: str, path: Path) -> None:
     """Draw all panels beside each other to ``path`` (the ending says which format). Raises UsageError."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib.figure import Figure
 
     widths = [0.62 * len(panel.columns) + 1.3 for panel in panels]
-    height = 0.36 * max(len(panel.rows) for panel in panels) + 1.7
-    figure, axes = pyplot.subplots(
-        1, len(panels), figsize=(sum(widths) + 0.9, height), width_ratios=widths, squeeze=False, layout="constrained"
-    )
-    try:
+    height = 0.36 * max(len(panel.rows) for panel in panels) + 1.9
+    with plain_style():
+        figure = Figure(figsize=(sum(widths) + 0.9, height), dpi=DPI, layout="constrained")
+        axes = figure.subplots(1, len(panels), width_ratios=widths, squeeze=False)
         image = [draw_panel(place, panel) for place, panel in zip(axes[0], panels)][-1]
         bar = figure.colorbar(image, ax=list(axes[0]), pad=0.01, shrink=0.9)
         shares = (0.0, 0.1, 0.2, 0.3, 0.4, FAR)
@@ -72,13 +69,7 @@ def plot_heat_maps(panels: Sequence[Panel], title: str, path: Path) -> None:
         bar.set_label("worse than the best of the panel", fontsize=8)
         bar.ax.tick_params(labelsize=8)
         figure.suptitle(title, fontsize=11, x=0.01, ha="left")
-        figure.savefig(path, dpi=130, metadata=stable_metadata(path))
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
-    except ValueError as error:
-        raise UsageError(f"{path}: {error}") from None
-    finally:
-        pyplot.close(figure)
+        write(path, encoded(figure, path))
 
 
 def draw_panel(axes: Axes, panel: Panel) -> AxesImage:
@@ -102,13 +93,26 @@ def draw_panel(axes: Axes, panel: Panel) -> AxesImage:
         cell(axes, *panel.best, facecolor="none", edgecolor="#d1495b", linewidth=2.2)
     axes.set_xticks(range(len(panel.columns)), panel.columns, fontsize=7, rotation=45, ha="right")
     axes.set_yticks(range(len(panel.rows)), panel.rows, fontsize=8)
-    hatched = any(value is None for row in panel.values for value in row)
-    axes.set_xlabel(panel.column_name + ("   (hatched: cannot run)" if hatched else ""), fontsize=9)
+    axes.set_xlabel(panel.column_name + legend(panel), fontsize=9)
     axes.set_ylabel(panel.row_name, fontsize=9)
-    axes.set_title(f"{panel.unit}\n{panel.title}", fontsize=9, loc="left")
+    axes.set_title(f"{unit(panel)}\n{panel.title}", fontsize=9, loc="left")
     axes.spines[:].set_visible(False)
     axes.tick_params(length=0)
     return image
+
+
+def legend(panel: Panel) -> str:
+    """What cells without a figure are, as far as there are any."""
+    values = [value for row in panel.values for value in row]
+    says = ["hatched: cannot run"] if None in values else []
+    if any(value is not None and value != value for value in values):
+        says.append(f"white: {panel.blank or 'does not exist'}")
+    return f"\n({'; '.join(says)})" if says else ""
+
+
+def unit(panel: Panel) -> str:
+    is_large = any(value is not None and value >= 1e3 for row in panel.values for value in row)
+    return f"{panel.unit}, k: thousands" if is_large else panel.unit
 
 
 def distance(panel: Panel, value: float | None) -> float | None:

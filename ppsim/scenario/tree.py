@@ -123,7 +123,7 @@ class CostTree(Section):
 
 
 class Links(Section):
-    """Links between neighbouring stages. Bandwidth 0 is infinite. ``docs/streams.md`` is the table behind these keys."""
+    """Links between neighbouring stages. Bandwidth 0 is infinite. Table of all keys: ``docs/streams.md``."""
 
     latency_us: Cost = 0.0
     control_latency_us: Cost | None = None  # None: control messages pay the link's latency

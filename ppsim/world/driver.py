@@ -63,6 +63,7 @@ class SimulatedRank:
         self.is_paused = False
         self.pauses = pauses(setting, self.rank_id)
         self.iteration_starts: list[int] = []
+        setting.recording.visits[self.rank_id] = self.iteration_starts
         self._wake: Event | None = None
         self.loop = event_loop_pp(rank)
         host = setting.scenario.host
@@ -186,6 +187,10 @@ class SimulatedRank:
             return BLOCKED
         network.take(effect.src, self.rank_id, effect.lane)
         self.now = max(self.now, parcel.meta_ns)
+        if parcel.payload is not None:
+            kind, iteration = parcel.message.kind.value, parcel.message.iteration
+            times = (parcel.leaves_ns, parcel.sent_until_ns, parcel.arrival_ns)
+            self.setting.recording.message(effect.src, self.rank_id, kind, iteration, *times)
         if self.setting.audit is not None and isinstance(parcel.message, Meta):
             self.setting.audit.took_list(self, parcel.message)
             self.setting.audit.between(self)

@@ -32,6 +32,7 @@ class Parcel:
     meta_ns: int  # its metadata is at the receiver
     payload: Payload | None = None
     arrival_ns: int = 0  # its payload is at the receiver
+    leaves_ns: int = 0  # its payload begins to leave
     sent_until_ns: int = 0  # the sender's buffer is read until then
     posted_ns: int | None = None  # the receiver asked for it
     sendable_ns: int = 0  # its payload may leave from then on, as far as the two hosts are concerned
@@ -157,6 +158,7 @@ class Network:
             assert isinstance(message, Output)
             num_bytes = message.num_rows * self.output_bytes
         end = start - (-num_bytes * over // under)  # rounded up
+        parcel.leaves_ns = start
         arrival = end + self.latency_ns
         if self.links.latency_on_stream:
             end = arrival

@@ -324,3 +324,57 @@ def test_plot_writes_beside_the_run_or_where_it_is_told() -> None:
     nothing = ppsim("plot", "--from", "99")
     assert nothing.exit_code == 2
     assert "shows nothing" in nothing.stderr
+    cut = ppsim("plot", "--from", "1", "--to", "1e300")
+    assert (cut.exit_code, cut.stdout) == (0, "runs/latest/gantt-2.png\n")
+    assert cut.stderr == "ppsim: --to 1e+300: the last forward pass ends at 7.0 s, drawn up to there\n"
+
+
+def test_a_second_picture_does_not_replace_the_first_unless_it_has_its_name() -> None:
+    ppsim("run", "unit")
+    assert ppsim("plot").stdout == "runs/latest/gantt.png\n"
+    first = Path("runs/latest/gantt.png").read_bytes()
+    assert ppsim("plot").stdout == "runs/latest/gantt.png\n"  # the same picture
+    assert ppsim("plot", "--from", "1").stdout == "runs/latest/gantt-2.png\n"
+    assert ppsim("plot", "--from", "2").stdout == "runs/latest/gantt-3.png\n"
+    assert ppsim("plot", "--from", "1").stdout == "runs/latest/gantt-2.png\n"
+    assert Path("runs/latest/gantt.png").read_bytes() == first
+    assert ppsim("plot", "-o", "x.png").stderr == ""
+    assert ppsim("plot", "-o", "x.png").stderr == ""
+    told = ppsim("plot", "-o", "x.png", "--from", "1")
+    assert (told.exit_code, told.stdout, told.stderr) == (0, "x.png\n", "ppsim: replaced x.png\n")
+    assert Path("x.png").read_bytes() != first
+
+
+def test_pictures_of_two_pipelines_and_of_one_of_them_lie_beside_each_other() -> None:
+    ppsim("run", "pd_chunked_transfer", "--out", "pd")
+    assert ppsim("plot", "pd").stdout == "pd/gantt.png\n"
+    assert ppsim("plot", "pd", "--side", "prefill").stdout == "pd/gantt-prefill.png\n"
+    assert ppsim("plot", "pd", "--side", "decode").stdout == "pd/gantt-decode.png\n"
+
+
+PLOT_REFUSALS = [
+    (["--from", "nan"], "--from nan: expected a number of seconds"),
+    (["--to", "nan"], "--to nan: expected a number of seconds"),
+    (["--from=-inf"], "--from -inf: expected a number of seconds"),
+    (["--to", "inf"], "--to inf: expected a number of seconds"),
+    (["--from", "1e300"], "--from 1e+300 s: shows nothing, the run computes from 0.0 s to 7.0 s"),
+    (["--to=-1e300"], "--to -1e+300 s: shows nothing, the run computes from 0.0 s to 7.0 s"),
+    (["--from=-2", "--to=-1"], "--to -1.0 s: shows nothing"),
+    (["--from", "2", "--to", "2"], "--from 2.0 s is not before --to 2.0 s"),
+    (["--from", "3", "--to", "1"], "--from 3.0 s is not before --to 1.0 s"),
+    (["-o", "x.jpg"], "-o x.jpg: the format .jpg is not supported; a picture is one of .png, .svg, .pdf"),
+    (["-o", "picture"], "-o picture: the name has no ending"),
+    (["-o", "missing/x.png"], "-o missing/x.png: cannot be written: No such file or directory"),
+    (["-o", "runs"], "-o runs: the name has no ending"),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), PLOT_REFUSALS, ids=lambda v: " ".join(v) if isinstance(v, list) else ""
+)
+def test_a_picture_that_cannot_be_is_refused_in_a_sentence(options: list[str], message: str) -> None:
+    ppsim("run", "unit")
+    result = ppsim("plot", *options)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in result.stderr
+    assert result.stderr.count("\n") == 1

@@ -26,10 +26,39 @@ def written(recording: Recording, path: Path) -> list[str]:
 def everything(r: Recording) -> list[object]:
     ingested = [i[:3] for i in r.ingestions]
     logical = [r.decisions, r.harvests, r.observations, r.samples, r.replies, ingested]
-    return [*logical, r.spans, r.arrivals, r.warnings, r.name, r.seed, r.world, r.pp_size, r.tp_replicas]
+    return [
+        *logical,
+        r.visits,
+        r.messages,
+        r.spans,
+        r.arrivals,
+        r.warnings,
+        r.name,
+        r.seed,
+        r.world,
+        r.pp_size,
+        r.tp_replicas,
+    ]
 
 
-@pytest.mark.parametrize("recording", [pipeline(3, 5), two_requests(), Recording(2, tp_replicas=2, world="exec")])
+def with_channels(num_messages: int) -> Recording:
+    """Visits and messages over several rows, also with times that go back and iterations that repeat."""
+    recording = pipeline(3, 5)
+    for src, dst, kind in ((0, 1, "hidden"), (2, 0, "output"), (0, 1, "output")):
+        for i in range(num_messages):
+            leaves = 10**15 + (i * 7919) % 1000 - 5 * i
+            recording.message(src, dst, kind, i // 2, leaves, leaves + i % 3, leaves + i % 3 + (i * i) % 11)
+    for rank in range(3):
+        recording.visits[rank] = [(i * i * 31 + rank) % (10**12) for i in range(num_messages)]
+    return recording
+
+
+MANY = [with_channels(0), with_channels(1), with_channels(256), with_channels(257), with_channels(700)]
+
+
+@pytest.mark.parametrize(
+    "recording", [*MANY, pipeline(3, 5), two_requests(), Recording(2, tp_replicas=2, world="exec")]
+)
 def test_reading_gives_back_every_record_and_writing_again_the_same_bytes(recording: Recording, tmp_path: Path) -> None:
     first = written(recording, tmp_path / "a.jsonl")
     back = read_recording(tmp_path / "a.jsonl")
@@ -141,6 +170,11 @@ def test_a_changed_decision_is_noticed_by_the_digest(tmp_path: Path) -> None:
         ('["surprise",1]', "expected one of arrival, ingested"),
         ('{"a":1}', "expected an array that begins with the kind"),
         ('["span",0,', "is not JSON at column"),
+        ('["visits",0,1,[5]]', "rank 0 goes on with iteration 1, but has 0 so far"),
+        ('["visits",2,0,[5]]', "rank 2, but the run has ranks 0 to 1"),
+        ('["visits",0,0,[5.0]]', "field 'visits.times': expected an integer"),
+        ('["messages",0,1,"hidden",[1,2,3]]', "3 times, expected four a message"),
+        ('["messages",0,9,"hidden",[]]', "rank 9, but the run has ranks 0 to 1"),
         ("", "is not JSON"),
         ('["span",0,"forward",0,0,0,1e3]', "expected an integer, got 1000.0"),
     ],

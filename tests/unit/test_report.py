@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 from ppsim.errors import UsageError
 from ppsim.recording import PASS, Recording
 from ppsim.recording.digest import decision_chains
-from ppsim.recording.schema import Span
 from ppsim.recording.summary import summarize
-from ppsim.report.gantt import NUM_BINS, Window, busy_shares, chosen_window, plot_gantt, typical_window
+from ppsim.report.gantt import plot_gantt
 from ppsim.report.schedule import schedule, schedule_text
 from ppsim.report.table import seconds, summary_text
+from ppsim.report.window import Window, chosen_window, ticks, typical_window, whole_run, words_on_cut
 from tests.unit.handmade import S, harvest, pipeline, two_requests
 
 
@@ -80,18 +80,13 @@ def test_times_have_a_unit_that_fits(value: float | None, text: str) -> None:
     assert seconds(value) == text
 
 
-def test_busy_shares_of_the_overview_add_up_to_the_busy_time() -> None:
-    spans = [Span("forward", 0, i, start, end) for i, (start, end) in enumerate([(0, 3), (100, 977), (977, 1000)])]
-    shares = busy_shares(spans, Window(0, 1000))
-    edges = [1000 * i // NUM_BINS for i in range(NUM_BINS + 1)]
-    assert sum(share * (b - a) for share, a, b in zip(shares, edges, edges[1:], strict=False)) == pytest.approx(903)
-    assert shares[0] == 1.0
-    assert shares[NUM_BINS // 20] == 0.0
-    assert max(shares) <= 1.0
+def chosen(recording: Recording, from_s: float | None = None, to_s: float | None = None) -> Window:
+    whole = whole_run(recording)
+    return chosen_window(whole, typical_window(whole, recording.spans[0]), from_s, to_s)
 
 
 def test_a_short_run_is_shown_whole_and_a_long_one_where_half_of_the_computing_is_done() -> None:
-    assert typical_window(pipeline(4, 6)) == Window(0, 9 * S)
+    assert chosen(pipeline(4, 6)) == Window(0, 9 * S)
     long = Recording(1)
     at = 0
     for i, length in enumerate(
@@ -99,18 +94,71 @@ def test_a_short_run_is_shown_whole_and_a_long_one_where_half_of_the_computing_i
     ):  # half of 1600 s is done in the middle ten-second pass
         long.span(0, "forward", 0, i, at * S, (at + length) * S)
         at += length + (1000 if i == 10 else 0)  # and a long pause, which does not count
-    window = typical_window(long)
+    window = chosen(long)
     assert window == Window((1000 + 400 + 220) * S, (1000 + 400 + 580) * S)
 
 
 def test_a_window_can_be_asked_for_and_must_show_something() -> None:
-    assert chosen_window(pipeline(2, 3), 1.0, 2.5) == Window(S, 5 * S // 2)
-    assert chosen_window(pipeline(2, 3), None, 2.0) == Window(0, 2 * S)
-    for from_s, to_s in ((2.0, 2.0), (3.0, 1.0), (4.0, 9.0), (-2.0, -1.0)):
+    assert chosen(pipeline(2, 3), 1.0, 2.5) == Window(S, 5 * S // 2)
+    assert chosen(pipeline(2, 3), None, 2.0) == Window(0, 2 * S)
+    for from_s, to_s in ((2.0, 2.0), (3.0, 1.0), (4.0, 9.0), (-2.0, -1.0), (1e300, None), (None, -1e300), (1.0, 1.0)):
         with pytest.raises(UsageError, match=r"the run computes from 0\.0 s to 4\.0 s"):
-            chosen_window(pipeline(2, 3), from_s, to_s)
+            chosen(pipeline(2, 3), from_s, to_s)
     with pytest.raises(UsageError, match="no forward pass"):
-        chosen_window(Recording(2), None, None)
+        chosen(Recording(2), None, None)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_what_is_no_number_of_seconds_is_refused_by_its_option(value: float) -> None:
+    with pytest.raises(UsageError, match=f"--from {value}: expected a number of seconds"):
+        chosen(pipeline(2, 3), value, 2.0)
+    with pytest.raises(UsageError, match=f"--to {value}: expected a number of seconds"):
+        chosen(pipeline(2, 3), None, value)
+
+
+def test_a_window_beyond_the_run_is_cut_to_it_and_the_user_is_told() -> None:
+    recording = Recording(1)
+    recording.span(0, "forward", 0, 0, S, 3 * S)
+    for from_s, to_s in ((-5.0, 1e300), (0.0, 3.5)):
+        window = chosen(recording, from_s, to_s)
+        assert window == Window(S, 3 * S)
+        first, last = words_on_cut(window, from_s, to_s)
+        assert first.startswith(f"--from {from_s:g}: ")
+        assert "starts at 1.0 s" in first
+        assert last.startswith(f"--to {to_s:g}: ")
+        assert "ends at 3.0 s" in last
+    assert words_on_cut(chosen(recording, 1.0, 3.0), 1.0, 3.0) == []
+    assert words_on_cut(chosen(recording, None, None), None, None) == []
+
+
+@pytest.mark.parametrize(
+    ("start", "end", "labels"),
+    [
+        (0, 4 * S, ["0.0", "0.5", "1.0", "1.5", "2.0", "2.5", "3.0", "3.5", "4.0"]),
+        (0, 2_500, ["0.0", "0.5", "1.0", "1.5", "2.0", "2.5"]),  # microseconds
+        (68_200_000_001, 68_200_000_004, [f"68.20000000{i}" for i in (1, 2, 3, 4)]),
+        (123_456_789 * S, 123_456_790 * S, [f"123456789.{i}" for i in (0, 2, 4, 6, 8)] + ["123456790.0"]),
+        (10**29, 10**29 + 2, [f"{10**20}.00000000{i}" for i in (0, 1, 2)]),
+    ],
+)
+def test_ticks_are_plain_numbers_of_a_unit_at_their_places(start: int, end: int, labels: list[str]) -> None:
+    places, found = ticks(Window(start, end), 1240)
+    assert found == labels
+    unit = {2_500: 1_000}.get(end, S)
+    for place, label in zip(places, found, strict=True):
+        whole, _, digits = label.partition(".")
+        time = int(whole) * unit + (int(digits) * unit // 10 ** len(digits) if digits else 0)
+        assert place == pytest.approx((time - start) / (end - start) * 1240)
+
+
+def test_labels_of_ticks_never_touch() -> None:
+    for digits in range(30):
+        for length in (1, 7, 10**3, 10**6, 10**9, 10**12):
+            start = 10**digits
+            places, labels = ticks(Window(start, start + length), 1240)
+            assert all(0 <= place <= 1240 for place in places)
+            assert len(labels) <= 11
+            assert len(labels) < 3 or len(labels) * (len(labels[-1]) + 2) * 9 <= 1240
 
 
 def test_the_picture_has_slot_colours_where_passes_were_and_none_in_the_bubbles(tmp_path: Path) -> None:

@@ -1,0 +1,173 @@
+"""Law: the picture of a failed run says the verdict, where each rank stood, and who waited for whom."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from ppsim.cli.entry import app
+from ppsim.errors import UsageError
+from ppsim.recording import Recording, Verdict
+from ppsim.recording.folder import read_verdict, verdict_dict
+from ppsim.recording.schema import Stand
+from ppsim.report import canvas
+from ppsim.report.gantt import gantt
+from ppsim.report.lanes import parts_of
+from ppsim.report.waits import FAILED, PITCH, circles, headline, stands_of
+from ppsim.world.standing import with_stands
+from tests.unit.handmade import S, pipeline
+from tests.unit.pixels import bars_of, pixels_of
+from tests.worlds.making import run
+
+RED = tuple(int(canvas.FAILED[i : i + 2], 16) for i in (1, 3, 5))
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+    """The matplotlib figures behind the pictures that are made."""
+    made: list[Any] = []
+    real = canvas.encoded
+    monkeypatch.setattr("ppsim.report.gantt.encoded", lambda figure, path: made.append(figure) or real(figure, path))
+    return made
+
+
+def texts(figure: Any) -> list[str]:
+    from matplotlib.text import Text
+
+    return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
+
+
+def stuck(*waits_for: int | None, side: str = "") -> tuple[Stand, ...]:
+    return tuple(
+        Stand(side, rank, 7 - rank, rank % 4, "exchange: waits in receive on lane tensor", peer, (5 - rank) * S)
+        for rank, peer in enumerate(waits_for)
+    )
+
+
+def test_a_failed_run_is_saved_with_the_place_of_every_rank_and_read_back() -> None:
+    result = CliRunner().invoke(
+        app, ["run", "unit", "--set", "links.send=rendezvous", "--set", "workload.num_chunks=8", "--out", "stuck"]
+    )
+    assert result.exit_code == 3
+    verdict = read_verdict("stuck")
+    lines = [line for line in verdict.message.splitlines() if line.startswith("  rank ")]
+    assert len(verdict.stands) == len(lines) == 4
+    for stand, line in zip(verdict.stands, lines):
+        phase, _, effect = stand.doing.partition(": ")
+        assert line == (
+            f"  rank {stand.rank}: iteration {stand.iteration}, slot {stand.slot}, phase {phase}, "
+            f"{effect} for rank {stand.waits_for} since {(stand.since_ns or 0) / 1e9:.6f} s"
+        )
+    assert [stand.waits_for for stand in verdict.stands] == [1, 2, 3, 0]
+
+
+def test_a_run_that_passes_has_no_such_list_and_an_old_verdict_is_read() -> None:
+    result = run({})
+    assert with_stands(result.verdict, result.setting).stands == ()
+    assert "stands" not in verdict_dict(result.verdict)
+    CliRunner().invoke(app, ["run", "unit", "--out", "old"])
+    assert "stands" not in json.loads(Path("old/verdict.json").read_text())
+    assert read_verdict("old").stands == ()
+
+
+@pytest.mark.parametrize("stand", [{"rank": 1}, {"side": 3}, None, 5, {"side": "", "rank": "x"}])
+def test_a_damaged_list_is_refused(stand: Any) -> None:
+    CliRunner().invoke(app, ["run", "unit", "--out", "mine"])
+    path = Path("mine/verdict.json")
+    path.write_text(json.dumps({**json.loads(path.read_text()), "stands": [stand]}))
+    with pytest.raises(UsageError, match="is not a verdict"):
+        read_verdict("mine")
+    result = CliRunner().invoke(app, ["plot", "mine"])
+    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+
+
+def test_the_picture_has_the_verdict_a_line_for_each_rank_and_marks_at_their_instants(figures: list[Any]) -> None:
+    recording = pipeline(4, 6)
+    verdict = Verdict("fail", 3, "deadlock: all wait\n  rank 0: ...", "INV-40", 0, 7, 0, None, stuck(1, 2, 3, 0))
+    Path("a.png").write_bytes(gantt(recording, Path("a.png"), verdict=verdict).content)
+    found = texts(figures[0])
+    assert "FAIL (exit code 3, INV-40): deadlock: all wait" in found
+    for rank in range(4):
+        peer = (rank + 1) % 4
+        assert (
+            f"PP{rank}:  iteration {7 - rank}, slot {rank}, exchange: waits in receive on lane tensor for PP{peer}, "
+            f"since {5 - rank}.0 s"
+        ) in found
+    pixels = pixels_of(Path("a.png"))
+    bars = bars_of(pixels, canvas.LEFT, canvas.WIDTH)
+    for rank, (_, stop) in enumerate(bars):
+        red = np.flatnonzero((pixels[stop + 3, canvas.LEFT : canvas.LEFT + canvas.WIDTH] == RED).all(axis=1))
+        assert abs(red.mean() + 0.5 - (5 - rank) / 9 * canvas.WIDTH) <= 1  # the run takes nine seconds
+
+
+def test_arrows_lead_from_the_one_that_waits_to_the_one_that_is_waited_for(figures: list[Any]) -> None:
+    from matplotlib.colors import to_hex
+    from matplotlib.patches import PathPatch
+
+    verdict = Verdict("fail", 3, "watchdog", None, 1, 7, 0, None, stuck(1, 0, 1, None))
+    gantt(pipeline(4, 6), Path("a.png"), verdict=verdict)
+    panel = figures[0].axes[-1]
+    arrows = {}
+    for patch in panel.findobj(PathPatch):
+        if patch.get_facecolor()[3] == 0:  # an arc and not a head
+            for arc in np.split(patch.get_path().vertices, np.flatnonzero(patch.get_path().codes == 1)[1:]):
+                start, end = (int(y // PITCH) - 1 for y in (arc[0][1], arc[3][1]))
+                arrows[start, end] = to_hex(patch.get_edgecolor())
+    assert arrows == {(0, 1): FAILED, (1, 0): FAILED, (2, 1): canvas.GREY}
+
+
+def test_circles_are_found_wherever_they_begin() -> None:
+    assert circles({"a": "b", "b": "c", "c": "b"}) == {"b", "c"}
+    assert circles({"a": "b", "b": "c"}) == set()
+    assert circles({"a": "a"}) == {"a"}
+    assert circles({"a": "b", "b": "a", "c": "d", "d": "c", "e": "a"}) == {"a", "b", "c", "d"}
+
+
+def test_of_two_pipelines_each_has_its_own_ranks() -> None:
+    recording = pipeline(1, 2)
+    recording.peer = pipeline(2, 2)
+    verdict = Verdict("fail", 3, "", stands=stuck(1, None, side="prefill") + stuck(None, side="decode"))
+    assert list(stands_of(verdict, parts_of(recording))) == ["prefill PP0", "prefill PP1", "decode PP0"]
+    assert list(stands_of(verdict, parts_of(recording, "decode"))) == ["decode PP0"]
+
+
+def test_a_run_that_failed_before_anything_was_computed_has_a_picture_of_words(figures: list[Any]) -> None:
+    verdict = Verdict("unknown", 5, "gave up at iteration 0", stands=stuck(1, None))
+    picture = gantt(Recording(2, name="early"), Path("a.png"), verdict=verdict)
+    assert picture.window is None
+    assert "UNKNOWN (exit code 5): gave up at iteration 0" in texts(figures[0])
+    assert bars_of(pixels_of_bytes(picture.content), canvas.LEFT, canvas.WIDTH) == []
+    with pytest.raises(UsageError, match="no forward pass"):
+        gantt(Recording(2), Path("a.png"))
+
+
+def pixels_of_bytes(content: bytes) -> Any:
+    Path("read-back.png").write_bytes(content)
+    return pixels_of(Path("read-back.png"))
+
+
+def test_the_end_of_a_failed_run_is_shown_and_not_its_middle() -> None:
+    recording = pipeline(2, 100)
+    verdict = Verdict("fail", 1, "INV-07 at rank 1: ...", "INV-07", 1)
+    assert headline(verdict) == ["FAIL (exit code 1): INV-07 at rank 1: ..."]
+    window = gantt(recording, Path("a.png"), verdict=verdict).window
+    assert window is not None
+    assert (window.start_ns, window.end_ns) == (64 * S, 101 * S)
+
+
+def test_more_ranks_than_fit_are_counted(figures: list[Any]) -> None:
+    num = 70
+    verdict = Verdict("fail", 3, "deadlock", stands=stuck(*[(rank + 1) % num for rank in range(num)]))
+    gantt(pipeline(num, 3), Path("a.png"), verdict=verdict)
+    assert "and 6 more ranks" in texts(figures[0])
