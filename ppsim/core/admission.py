@@ -104,6 +104,7 @@ class PrefillAdder:
         self.cur_offset = num_mixed
         self.admitted: list[Admitted] = []
         self.new_chunked: Request | None = None
+        self.empty_pieces = config.empty_chunk_pieces  # whether a chunk without a budget is launched with 0 tokens
         self.cut_by_memory = False  # memory, not the chunk budget, limits the continued chunk
 
     @property
@@ -137,7 +138,7 @@ class PrefillAdder:
         spare = len(request.pages) * self.pool.page_size - request.kv_len  # rest of its last page
         new_tokens = min(remaining, budget, self.available + spare)
         self.cut_by_memory = new_tokens < min(remaining, self.rem_chunk)
-        if self.rem_chunk <= 0 and self.config.empty_chunk_pieces and not self.admitted:
+        if self.rem_chunk <= 0 and self.empty_pieces and not self.admitted:
             new_tokens = 0
         elif new_tokens <= 0:
             return False

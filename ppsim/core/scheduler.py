@@ -159,7 +159,22 @@ class Scheduler(Intake):
             done = self.chunked.kv_len
             budget = self.hooks.chunk_size(self, done, planned_chunk(self.config, done))
         self.last_chunk_budget = budget
-        return PrefillAdder(self.config, self.kv.pool, self.kv.tree, growth, budget, num_mixed, foresight)
+        adder = PrefillAdder(self.config, self.kv.pool, self.kv.tree, growth, budget, num_mixed, foresight)
+        adder.empty_pieces &= not self._never_mixes(slot)
+        return adder
+
+    def _never_mixes(self, slot: Slot) -> bool:
+        """Whether the slot's decode set can't ride along with the chunk, now or later.
+
+        SGLang launches a chunk without a budget here too, at every visit: on one stage nothing ever decodes again. No
+        run must be without an end, so the visit decodes.
+        """
+        beside = [*slot.running, self.chunked] if self.chunked is not None else slot.running
+        if any(r.spec.return_logprob for r in beside):
+            return True
+        page = self.config.page_size
+        due = sum(r.state is State.DECODE and r.kv_len % page == 0 for r in slot.running)
+        return due * page > self.kv.available_tokens
 
     def admit_waiting(self, slot: Slot, adder: PrefillAdder) -> None:
         """Try waiting requests in order until one does not fit; admitted ones get their row and cached prefix."""

@@ -84,14 +84,14 @@ class Adder:
         return True
 
     def launches_no_token(self, job: Job) -> bool:
-        """Rule 9b: a mixed batch takes a piece of 0 tokens of the chunk along; with the mended rules the slot decodes.
+        """Rule 9b: a chunk that decodes leave no budget is launched with 0 tokens; with the mended rules the slot decodes.
 
-        Where the batch could not become a mixed one (a logprob, nobody alive, no memory) the slot decodes as well: a
-        batch without any token, at every visit, would never end.
+        Where they could never ride along (a logprob, no memory) the slot decodes as well: a batch without any token, at
+        every visit, would never end. Decodes that have all ended leave the set in that batch.
         """
         alive = [other for other in self.slot.running.jobs if not other.ended]
         fits = self.s.due_pages(alive) <= self.s.available
-        return not self.s.mended and bool(alive) and fits and self.s.may_mix(self.slot, [job])
+        return self.k.empty_chunk_pieces and fits and self.s.may_mix(self.slot, [job])
 
     def add_one_req(self, job: Job, found: Tokens) -> str:
         if self.k.prefill_max_requests is not None and len(self.rows) >= self.k.prefill_max_requests:

@@ -6,8 +6,8 @@ total is added up anew from what is there. Each function carries the number of t
 "rule N" where SGLang's own scheduler was measured to do something else or more exact than the text; what it then does
 is held against recorded runs of SGLang in ``test_reference_against_sglang.py``.
 
-``rules`` = "sglang" decides as SGLang does. "mended" differs in three places only, where SGLang lets a slot or a visit
-go to waste: rules 1b, 2 and 9b. Each of them asks ``self.mended``.
+``rules`` = "sglang" decides as SGLang does. "mended" differs where SGLang lets a slot or a visit
+go to waste: rules 1b, 2 (``self.mended``) and what has a switch of its own in the configuration (3, 9a, 9b).
 """
 
 from __future__ import annotations
@@ -193,7 +193,9 @@ class ReferenceScheduler:
 
     def new_prefill(self, slot: Microbatch, iteration: int) -> Batch | None:
         running = slot.running
-        places = min(self.k.max_micro_batch_size - len(running.jobs), self.free_rows)
+        # Rule 9a: the row of a continued chunk counts among the free ones, though it has its row already.
+        held = 0 if self.k.chunk_counts_as_row or self.chunked is None else 1
+        places = min(self.k.max_micro_batch_size - len(running.jobs), self.free_rows + held)
         if (running.full or not self.queue) and self.chunked is None:  # step 3
             return None
         if places <= 0 and self.chunked is None:  # step 4
@@ -204,7 +206,7 @@ class ReferenceScheduler:
         if self.chunked is not None and not adder.add_chunked_req(self.chunked):
             return None
         for job in list(self.queue):  # step 8
-            if len(adder.rows) >= places:  # rule 9a: the row of a continued chunk counts, though it has its place
+            if len(adder.rows) >= places:
                 running.full = True
             if running.full:
                 break
@@ -230,7 +232,9 @@ class ReferenceScheduler:
 
     def allocate(self, rows: list[Row]) -> None:
         """4.2 step 10. Rule 3b: with pages, one more page a request is made free, whether it is needed or not."""
-        self.evict_shortfall(sum(row.num for row in rows) + (self.page * len(rows) if self.page > 1 else 0))
+        ahead = sum(row.num for row in rows) + (self.page * len(rows) if self.page > 1 else 0)
+        due = sum(self.missing(row.job, row.num) for row in rows)
+        self.evict_shortfall(ahead if self.k.evict_ahead else due)
         for row in rows:
             self.take(row.job, row.num)
 
@@ -315,7 +319,8 @@ class ReferenceScheduler:
         while len(running.jobs) > 1:  # at least one goes
             victim = running.jobs.pop()
             self.release(victim, insert=False)
-            self.evict_shortfall(self.k.retract_decode_steps * len(running.jobs))  # rule 3c
+            if self.k.evict_ahead:
+                self.evict_shortfall(self.k.retract_decode_steps * len(running.jobs))  # rule 3c
             self.queue.append(victim)
             retracted.append(victim.rid)
             if self.make_room(running.jobs):
@@ -332,7 +337,7 @@ class ReferenceScheduler:
 
     def decode_rows(self, jobs: list[Job]) -> list[Row]:
         """One token each. Rule 3a: with pages, one page a request is made free, unless one asks for logprobs."""
-        if not any(job.spec.return_logprob for job in jobs):
+        if self.k.evict_ahead and not any(job.spec.return_logprob for job in jobs):
             self.evict_shortfall(self.page * len(jobs))
         rows = [Row(job, job.kv, 1, True, True) for job in jobs]
         for job in jobs:
