@@ -117,13 +117,13 @@ class FastPath:
             in_slot = s.pp_max_micro_batch_size or max(s.max_running_requests // c.split.pp_size, 1)
             pieces.append(min(in_slot, s.prefill_max_requests or in_slot))
             pools.append(self.pool(c.split, c.layer_partition) // s.page_size * s.page_size)
-        many = (np.array(values, dtype=np.float64) for values in (pieces, pools))
         rules = rule_set(s)
         return Limits(
             float(s.page_size),
             float(s.max_prefill_tokens),
             float(s.max_running_requests),
-            *many,
+            np.array(pieces, dtype=np.float64),
+            np.array(pools, dtype=np.float64),
             reopen_empty_slots=rules["reopen_empty_slots"],
             chunk_counts_as_row=rules["chunk_counts_as_row"],
         )
