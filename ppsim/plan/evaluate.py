@@ -22,6 +22,7 @@ from ppsim.plan.probe import Probe
 from ppsim.plan.prompt_feed import Limits, PromptFeed
 from ppsim.plan.stream_loop import StreamLoop, Surroundings
 from ppsim.scenario.layers import hidden_bytes_per_token
+from ppsim.scenario.rank import rule_set
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
 
@@ -116,8 +117,16 @@ class FastPath:
             in_slot = s.pp_max_micro_batch_size or max(s.max_running_requests // c.split.pp_size, 1)
             pieces.append(min(in_slot, s.prefill_max_requests or in_slot))
             pools.append(self.pool(c.split, c.layer_partition) // s.page_size * s.page_size)
-        many = (np.array(values, dtype=np.float64) for values in (pieces, pools))
-        return Limits(float(s.page_size), float(s.max_prefill_tokens), float(s.max_running_requests), *many)
+        rules = rule_set(s)
+        return Limits(
+            float(s.page_size),
+            float(s.max_prefill_tokens),
+            float(s.max_running_requests),
+            np.array(pieces, dtype=np.float64),
+            np.array(pools, dtype=np.float64),
+            reopen_empty_slots=rules["reopen_empty_slots"],
+            chunk_counts_as_row=rules["chunk_counts_as_row"],
+        )
 
 
 def block_width(pp_size: int) -> int:
@@ -180,6 +189,8 @@ def not_in_fast_path(s: Scenario) -> tuple[str, ...]:
         "links.latency_on_stream": s.links.latency_on_stream and s.links.latency_us > 0,
         "host.stage_jitter_percent": s.host.stage_jitter_percent > 0,
         "scheduler.skip_pure_chunked_output_comm": s.scheduler.skip_pure_chunked_output_comm,
+        "scheduler.prefill_decode_interval": s.scheduler.prefill_decode_interval > 0
+        and rule_set(s.scheduler)["defer_empty_visits"],
         "scheduler.max_consecutive_chunks": s.scheduler.max_consecutive_chunks > 0,
         "scheduler.reserve_decode": s.scheduler.reserve_decode != "slot",
     }

@@ -3,6 +3,10 @@
 The rules of ``core/admission.py`` and ``core/scheduler.py`` for prompts that need one output token each and share no
 prefix: a prompt that is being cut goes on, what is left of the chunk goes to the next prompts in order of arrival, one
 of them may be cut, and nothing is admitted that the pool cannot hold to its end. Decode batches never come up.
+
+So no slot ever has a decode set, and ``batch_is_full`` matters in one case: who waits does not fit and nothing is
+launched. Then the slot is closed (``RankConfig.reopen_empty_slots``) until the chunk of a prompt passes through it;
+behind any other batch the merge drops the prompts that have ended, and the flag falls.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ ONE_OUTPUT_TOKEN = 1.0
 class Limits:
     """One entry a configuration. ``max_rows`` requests in all, ``max_pieces`` in a batch, ``pool_tokens`` of KV.
 
-    ``page_size`` is the same in all: it belongs to the engine, not to the search.
+    ``page_size`` and the rules are the same in all: they belong to the engine, not to the search.
     """
 
     page_size: float
@@ -34,6 +38,8 @@ class Limits:
     max_rows: float
     max_pieces: Floats
     pool_tokens: Floats
+    reopen_empty_slots: bool = False
+    chunk_counts_as_row: bool = True
 
     def take(self, index: Ints) -> Limits:
         """The same for some of the configurations."""
@@ -74,6 +80,7 @@ class PromptFeed:
         self.done, self.rest, self.arrived_ns, self.length = (np.zeros(self.num_configs) for _ in range(4))
         self.held_tokens, self.held_rows = np.zeros(self.num_configs), np.zeros(self.num_configs)
         self.nothing = np.zeros(self.num_configs)
+        self.closed: dict[int, Bools] = {}  # by slot; a slot without an entry was never closed
 
     @property
     def nothing_comes(self) -> bool:
@@ -89,6 +96,7 @@ class PromptFeed:
         """Go on with some of the configurations."""
         for name in ("next_prompt", "done", "rest", "arrived_ns", "length", "held_tokens", "held_rows", "nothing"):
             setattr(self, name, getattr(self, name)[index])
+        self.closed = {slot: closed[index] for slot, closed in self.closed.items()}
         self.cost, self.rule, self.limits = self.cost.take(index), self.rule.take(index), self.limits.take(index)
         self.num_configs = len(index)
 
@@ -102,21 +110,27 @@ class PromptFeed:
         page = self.limits.page_size
         return tokens if page == 1.0 else np.asarray(np.ceil(tokens / page) * page)
 
-    def next_batch(self, now_ns: Floats) -> Batch:
-        """Fill a batch with what has arrived by ``now_ns``."""
-        filling = _Filling(self)
+    def next_batch(self, now_ns: Floats, slot: int) -> Batch:
+        """Fill the batch of a slot with what has arrived by ``now_ns``."""
+        filling = _Filling(self, self.closed.get(slot))
         filling.continue_prompt()
         if not self.nothing_comes and filling.may_admit(now_ns):
             while filling.admit_next(now_ns):
                 pass
-        return filling.batch()
+        batch = filling.batch()
+        if not self.limits.reopen_empty_slots and (filling.closes is not None or slot in self.closed):
+            closed = self.closed.get(slot, np.zeros(self.num_configs, dtype=np.bool_))
+            closed = closed if filling.closes is None else closed | filling.closes
+            self.closed[slot] = closed & ~batch.mask
+        return batch
 
 
 class _Filling:
     """One batch while it is filled, with the budgets of ``PrefillAdder``."""
 
-    def __init__(self, feed: PromptFeed) -> None:
-        self.feed = feed
+    def __init__(self, feed: PromptFeed, closed: Bools | None) -> None:
+        self.feed, self.closed = feed, closed
+        self.closes: Bools | None = None  # where who waits did not fit and nothing was launched
         self.goes_on = feed.rest > 0.0
         self.num_pieces = self.goes_on.astype(np.float64)
         self.budget = feed.rule.base
@@ -141,13 +155,15 @@ class _Filling:
         paged = feed.pages(self.tokens)
         self.rem_chunk = self.budget - paged
         self.open = self.rem_chunk > 0.0
+        if self.closed is not None:
+            self.open &= ~self.closed
         if not (self.open & (feed.next_arrival_ns <= now_ns)).any():
             return False
         self.rem_input = limits.max_prefill_tokens - paged
         ends = self.goes_on & (feed.rest == 0.0)
         self.used = paged + self.goes_on * limits.page_size + ends * ONE_OUTPUT_TOKEN
         self.room = limits.pool_tokens - feed.held_tokens + self.held_here()
-        self.free_rows = limits.max_rows - feed.held_rows
+        self.free_rows = limits.max_rows - feed.held_rows - self.goes_on * limits.chunk_counts_as_row
         return True
 
     def held_here(self) -> Floats:
@@ -161,10 +177,13 @@ class _Filling:
         """Try the next waiting prompt; whether any configuration may try another one."""
         feed, limits = self.feed, self.feed.limits
         index = feed.next_prompt
-        tries = self.open & (feed.arrivals_ns[index] <= now_ns)
-        tries &= (self.num_pieces < limits.max_pieces) & (self.free_rows > 0.0)
+        waits = self.open & (feed.arrivals_ns[index] <= now_ns)
+        tries = waits & (self.num_pieces < limits.max_pieces) & (self.free_rows > 0.0)
         new = feed.lengths[index]
         tries &= new + ONE_OUTPUT_TOKEN + limits.page_size < self.room - self.used
+        is_left = waits & ~tries & (self.num_pieces == 0.0)
+        if is_left.any():
+            self.closes = is_left
         whole = feed.pages(new) <= self.rem_chunk
         if not tries.any():
             return False

@@ -151,7 +151,7 @@ class StreamLoop:
         feed, row = self.feed, i % self.window
         if not feed.nothing_comes:
             self._wait_for_input(i)
-        batch = feed.next_batch(self.cpu[0])
+        batch = feed.next_batch(self.cpu[0], i % self.num_slots)
         self.batches[row] = batch
         self.masks[1:] = self.masks[:-1]
         self.masks[0] = batch.mask

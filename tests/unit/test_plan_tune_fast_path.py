@@ -79,6 +79,7 @@ def cases(draw: st.DrawFn) -> tuple[Scenario, Candidate, Probe, int]:
         cost__tp_comm_ms_per_token=1e-3,
         cost__prefill_c_once=draw(st.sampled_from(["piece", "batch"])),
         gpu__nic_gb_per_s=0.5,
+        scheduler__rules=draw(st.sampled_from(["sglang", "mended"])),
         scheduler__page_size=page_size,
         scheduler__max_prefill_tokens=draw(st.sampled_from([256, 1024, 16384])),
         scheduler__prefill_max_requests=draw(st.sampled_from([0, 0, 1, 2])),
@@ -187,6 +188,16 @@ def test_what_the_fast_path_leaves_out_is_told_and_only_ever_delays(key: str) ->
     simulated = rerun(s, candidate, probe, fast.pool(candidate.split, candidate.layer_partition))
     assert mine.ttft_s < simulated.ttft_s
     assert mine.ttft_s == pytest.approx(simulated.ttft_s, rel=0.1)
+
+
+def test_an_interval_that_defers_chunks_is_told_and_one_that_needs_decodes_is_nothing_here() -> None:
+    """Rule 2: without a decode set only SGLang's own rule holds a prompt up; mended, both paths agree."""
+    s = scenario(cluster__pp_size=2, scheduler__prefill_decode_interval=2)
+    assert not_in_fast_path(s) == ("scheduler.prefill_decode_interval",)
+    s = scenario(cluster__pp_size=2, scheduler__prefill_decode_interval=2, scheduler__rules="mended")
+    assert not_in_fast_path(s) == ()
+    candidate = Candidate(Split(2, 1, 1), 0, 128, 0.0, (6, 6))
+    agree(s, candidate, Probe("ttft_at_rate", (700, 300), (0, 1_000)), 4096)
 
 
 def test_a_run_that_deadlocks_ends_the_tuning_with_its_own_exit_code() -> None:
