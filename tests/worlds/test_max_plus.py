@@ -301,9 +301,6 @@ def test_the_world_with_overlap_keeps_the_times_of_the_model(order: str) -> None
         agree(seed, {"cluster.comm_overlap": True, "links.order": order})
 
 
-@pytest.mark.xfail(
-    strict=True, reason="receives are not in the one stream, nor do they and their waits hold the schedule stream"
-)
 def test_the_world_keeps_the_times_of_the_model() -> None:
     for seed in range(NUM_DRAWN):
         agree(seed)
