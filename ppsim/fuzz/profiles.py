@@ -46,6 +46,7 @@ BASE = (
     "lost_memory",
     "refused_memory",
     "sampled_stops",
+    "streams",
 )
 POLICY = (
     "mixed",
