@@ -212,8 +212,6 @@ def stream_choices(draw: DrawFn, role: str, raw: dict[str, Any]) -> None:
         found["payload"] = "eager"
     if found["payload"] == "matched":
         scheduler["exchange_order"] = "parity"
-    if found["payload"] == "matched" or found.get("send") == "rendezvous":
-        found["early_send"] = "after_exchange"
 
 
 def limits(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]) -> dict[str, Any]:

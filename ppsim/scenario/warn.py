@@ -40,12 +40,6 @@ def locks(s: Scenario) -> list[str]:
                 "links.payload 'matched' locks in one stream where all ranks send first: scheduler.exchange_order "
                 "'parity', or links.order 'link'"
             )
-    early = c.hidden_send == "after_launch" and links.early_send == "before_exchange"
-    if early and not s.cluster.pp_async_batch_depth and (blocking or (matched and links.order != "none")):
-        found.append(
-            "links.early_send 'before_exchange' locks where sends wait for their receivers: the next rank takes these "
-            "hidden states only when it has the outputs that stand behind them"
-        )
     return found
 
 

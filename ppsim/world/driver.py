@@ -209,7 +209,7 @@ class SimulatedRank:
             if not network.leaves_at_once:
                 sender.wake()
         half = network.pairs.get(self.rank_id) if network.pairs else None
-        if half is not None:
+        if half is not None and parcel.message.kind is half.message.kind:  # not one that goes into the inbox
             if network.links.send == "rendezvous":  # the host goes on when both halves of the pair let it
                 released = network.released_ns(half)
                 if released is None:

@@ -127,7 +127,7 @@ class Network:
         if half is not None and half.payload is not None:
             if half.behind_ns is None:
                 half.behind_ns = behind
-            behind = max(half.behind_ns, half.payload.ready_ns)
+            behind = max(half.behind_ns, half.payload.ready_ns, streams.received_until)
         if self.matched:
             begin = max(host_ns, streams.receive_turn(behind))
             parcel.sendable_ns = max(parcel.sendable_ns, begin)
