@@ -168,7 +168,7 @@ def send_hidden_first(rank: Rank) -> Effects[None]:
     In one in-order communication stream the relay of outputs then waits for the end of the forward pass, and a round
     becomes P (t + h) instead of P t + h (decision 0012). With depth the exchange comes before the launch anyway.
     """
-    if rank.config.hidden_after_launch and rank.config.hidden_before_exchange and not rank.config.pp_async_batch_depth:
+    if rank.config.hidden_after_launch and rank.config.hidden_before_exchange:
         yield from _send_hidden(rank)
 
 

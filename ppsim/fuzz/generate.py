@@ -57,6 +57,8 @@ def experiments(draw: DrawFn, profile: Profile) -> Experiment:
     raw["run"] = {"max_iterations": MAX_ITERATIONS, "invariants": True, "max_wait_iterations": patience(raw)}
     if role == "pd":
         two_sides(draw, on, raw)
+    if "streams" in on:
+        stream_choices(draw, role, raw)
     return Experiment(raw, chooser=chooser(draw))
 
 
@@ -187,6 +189,32 @@ def links(draw: DrawFn, on: set[str], scheduler: dict[str, Any]) -> dict[str, An
     if on & {"rendezvous", "parity"}:
         scheduler["exchange_order"] = "parity"
     return found
+
+
+STREAM_CHOICES: dict[str, tuple[str, ...]] = {
+    "order": ("stream", "link", "none"),
+    "commit": ("all", "requests"),  # with none at all an idle rank runs ahead until its iterations are used up
+    "commit_over": ("posted", "received"),
+    "graph_fence": ("send", "commit"),
+    "schedule_hold": ("commit", "post"),
+    "token_read": ("arrival", "schedule_stream"),
+    "rendezvous_hold": ("posted", "received"),
+    "payload": ("eager", "matched"),
+    "early_send": ("after_exchange", "before_exchange"),
+}
+"""Keys of ``scenario.links`` that the protocol leaves open (docs/streams.md)."""
+
+
+def stream_choices(draw: DrawFn, role: str, raw: dict[str, Any]) -> None:
+    """What the streams of a rank carry and wait for; nothing that locks the right protocol."""
+    found, scheduler = raw["links"], raw["scheduler"]
+    raw["cluster"]["cuda_graph"] = draw(st.booleans())
+    for key, values in STREAM_CHOICES.items():
+        found[key] = draw(st.sampled_from(values))
+    if role != "plain" or raw.get("hicache", {}).get("storage"):
+        found["payload"] = "eager"
+    if found["payload"] == "matched":
+        scheduler["exchange_order"] = "parity"
 
 
 def limits(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]) -> dict[str, Any]:

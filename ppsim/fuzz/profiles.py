@@ -47,6 +47,7 @@ BASE = (
     "refused_memory",
     "sampled_stops",
     "ignore_eos",
+    "streams",
 )
 RULES = ("mended", "rule_keys")
 POLICY = (

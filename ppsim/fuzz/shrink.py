@@ -39,6 +39,15 @@ MANY_REQUESTS = 3
 
 DEFAULTS: tuple[tuple[str, str, Any], ...] = (
     ("links", "send", "eager"),
+    ("links", "payload", "eager"),
+    ("links", "order", "stream"),
+    ("links", "commit", "all"),
+    ("links", "commit_over", "posted"),
+    ("links", "graph_fence", "send"),
+    ("links", "schedule_hold", "commit"),
+    ("links", "token_read", "arrival"),
+    ("links", "early_send", "after_exchange"),
+    ("links", "rendezvous_hold", "posted"),
     ("links", "jitter_us", 0.0),
     ("links", "latency_us", 0.0),
     ("host", "schedule_us", 0.0),
@@ -57,6 +66,7 @@ DEFAULTS: tuple[tuple[str, str, Any], ...] = (
     ("scheduler", "max_total_tokens", 400),
     ("observations", "max_delay", 0),
     ("cluster", "comm_overlap", False),
+    ("cluster", "cuda_graph", True),
     ("links", "bandwidth_gb_per_s", 0.0),
     ("host", "stage_jitter_percent", 0.0),
     ("scheduler", "reserve_decode", "slot"),

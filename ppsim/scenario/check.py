@@ -187,7 +187,7 @@ def check_surroundings(s: Scenario) -> None:
 
 
 def check_links(s: Scenario) -> None:
-    """Orders of sends that lock at once, and what the simulated world could only answer wrongly."""
+    """What the simulated world could only answer wrongly."""
     links = s.links
     if links.payload == "matched" and (s.disaggregation.role != "plain" or s.hicache.storage):
         raise ScenarioError(
@@ -195,16 +195,6 @@ def check_links(s: Scenario) -> None:
             "'matched' needs the plain role and no storage: where a payload waits for its receiver, a rank's clock "
             "stands still until that is known, and others would see its statuses too late",
             "use 'eager'",
-        )
-    first = s.scheduler.hidden_send == "after_launch" and links.early_send == "before_exchange"
-    waits = links.send == "rendezvous" or (links.payload == "matched" and links.order != "none")
-    if first and waits and s.cluster.pp_size > 1 and not s.cluster.pp_async_batch_depth:
-        key, value = ("links.send", links.send) if links.send == "rendezvous" else ("links.payload", links.payload)
-        raise ScenarioError(
-            "links.early_send",
-            f"'before_exchange' locks with {key} {value!r}: the next rank takes these hidden states only when it has "
-            "the outputs that stand behind them",
-            "use 'after_exchange'",
         )
 
 

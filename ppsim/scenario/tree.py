@@ -123,7 +123,7 @@ class CostTree(Section):
 
 
 class Links(Section):
-    """Links between neighbouring stages. Bandwidth 0 is infinite. Table of all keys: ``docs/streams.md``."""
+    """Links between neighbouring stages. Bandwidth 0 is infinite. docs/streams.md is the table behind these keys."""
 
     latency_us: Cost = 0.0
     control_latency_us: Cost | None = None  # None: control messages pay the link's latency
@@ -142,15 +142,15 @@ class Links(Section):
     graph_fence: Literal["send", "commit"] = "send"
     # Without overlap, forwards wait for a send that was committed before them, or already for one that was posted.
     schedule_hold: Literal["commit", "post"] = "commit"
-    # A payload leaves when its stream comes to it (of a rendezvous: once it is asked for), or not before the receiver
-    # has its metadata and has posted the matching receive.
+    # A payload leaves when its stream comes to it (of a rendezvous: once it is asked for). Matched, without overlap:
+    # not before the receiver's stream has come to the matching receive as well.
     payload: Literal["eager", "matched"] = "eager"
     # Without overlap, the host reads sampled tokens once they are there, or after all that the schedule stream holds.
     token_read: Literal["arrival", "schedule_stream"] = "arrival"
     # hidden_send "after_launch" at depth 0: hidden states are posted behind the exchange of outputs, or before it.
     early_send: Literal["after_exchange", "before_exchange"] = "after_exchange"
-    # A rendezvous send holds its sender until the receiver has asked for the message, or until the receiver has all of
-    # it, latency included; whether payload is eager or matched. Sends submitted in a pair hold nobody.
+    # A rendezvous send holds its sender until the receiver has asked for the message, or until the receiver's stream
+    # has received it, latency included; whether payload is eager or matched. A pair holds until both halves let go.
     rendezvous_hold: Literal["posted", "received"] = "posted"
 
 

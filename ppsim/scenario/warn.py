@@ -20,7 +20,27 @@ def start_warnings(s: Scenario) -> tuple[str, ...]:
             f"scheduler.max_running_requests {c.max_running_requests} is less than the {s.cluster.pp_size} stages: "
             "a slot takes one request, and not every stage has one to work on"
         )
+    found += locks(s)
     return tuple(found)
+
+
+def locks(s: Scenario) -> list[str]:
+    """Orders of sends that lock the ring as soon as it is full, where sends wait for their receivers."""
+    links, c = s.links, s.scheduler
+    if s.cluster.pp_size == 1:
+        return []
+    blocking = links.send == "rendezvous"
+    matched = links.payload == "matched" and not s.cluster.comm_overlap
+    found = []
+    if c.exchange_order == "send_first":
+        if blocking:
+            found.append("links.send 'rendezvous' locks where all ranks send first: scheduler.exchange_order 'parity'")
+        elif matched and links.order == "stream":
+            found.append(
+                "links.payload 'matched' locks in one stream where all ranks send first: scheduler.exchange_order "
+                "'parity', or links.order 'link'"
+            )
+    return found
 
 
 ONLY_PD = (
@@ -64,6 +84,7 @@ def idle_link_keys(s: Scenario) -> list[tuple[str, str]]:
     early = s.scheduler.hidden_send == "after_launch" and s.cluster.pp_async_batch_depth == 0
     reasons = (
         ("graph_fence", not (overlap and s.cluster.cuda_graph), "without cluster.comm_overlap and cluster.cuda_graph"),
+        ("payload", overlap, "with cluster.comm_overlap: no forward waits for a send"),
         ("schedule_hold", overlap, "with cluster.comm_overlap: the schedule stream carries no sends"),
         ("token_read", overlap, "with cluster.comm_overlap: the schedule stream carries no receives"),
         ("early_send", not early, "but with scheduler.hidden_send 'after_launch' and depth 0"),
@@ -72,6 +93,6 @@ def idle_link_keys(s: Scenario) -> list[tuple[str, str]]:
     )
     found = [(key, why) for key, idle, why in reasons if idle and getattr(links, key) != getattr(usual, key)]
     if alone:
-        keys = ("send", "order", "payload", "commit", *(key for key, _, _ in reasons))
+        keys = ("send", "order", "commit", *(key for key, _, _ in reasons))
         return [(key, "with one stage") for key in keys if getattr(links, key) != getattr(usual, key)]
     return found

@@ -160,12 +160,11 @@ class SimulatedRank:
             self.pending_work = network.post(self.rank_id, effect.dst, effect.message, self.now, self.streams)
             self._wake_receiver(effect.dst, effect.message.lane)
         parcel = network.works[self.pending_work]
-        if parcel.posted_ns is None:
+        released = network.released_ns(parcel)
+        if released is None:
             self.waits_for = effect.dst
             return BLOCKED
-        self.now = max(self.now, parcel.posted_ns)
-        if network.links.rendezvous_hold == "received":
-            self.now = max(self.now, parcel.meta_ns, parcel.arrival_ns)
+        self.now = max(self.now, released)
         return self.pending_work
 
     def _wake_receiver(self, dst: int, lane: Lane) -> None:
@@ -183,7 +182,7 @@ class SimulatedRank:
             sender = self.setting.ranks[effect.src]
             network.ask(parcel, self.now, sender.streams)
             sender.wake()
-        if parcel.payload is not None and self._must_settle(self.streams.in_order):
+        if parcel.payload is not None and not self._received(parcel):
             return BLOCKED
         network.take(effect.src, self.rank_id, effect.lane)
         self.now = max(self.now, parcel.meta_ns)
@@ -200,18 +199,39 @@ class SimulatedRank:
         source, message = parcel.payload, parcel.message
         assert source is not None
         assert isinstance(message, Hidden | Output)
-        payload = Payload(self.setting.network.receive(parcel, self.streams), source.iteration, source.tokens)
+        assert parcel.received_ns is not None
+        payload = Payload(parcel.received_ns, source.iteration, source.tokens)
         if isinstance(message, Hidden):
             rows = message.num_tokens
             return Hidden(message.sender, message.iteration, message.slot, rows, payload, message.num_layers)
         rows = message.num_rows
         return Output(message.sender, message.iteration, message.slot, rows, payload, message.num_logprobs)
 
-    def _must_settle(self, matters: bool = True) -> bool:
-        """Wait until it is known when everything leaves that this rank has posted. The rank's clock stands meanwhile:
-        its host waits for nothing here, but where its streams are follows from when the receivers ask."""
+    def _received(self, parcel: Parcel) -> bool:
+        """Receive a payload. False: when it is there, or when the host may go on, is not known yet."""
+        network, sender = self.setting.network, self.setting.ranks[parcel.src]
+        if parcel.received_ns is None:
+            if network.held and self.streams.in_order and self._must_settle():
+                return False
+            network.receive(parcel, max(self.now, parcel.meta_ns), self.streams, sender.streams)
+            if not network.leaves_at_once:
+                sender.wake()
+        half = network.pairs.get(self.rank_id) if network.pairs else None
+        if half is not None and parcel.message.kind is half.message.kind:  # not one that goes into the inbox
+            if network.links.send == "rendezvous":  # the host goes on when both halves of the pair let it
+                released = network.released_ns(half)
+                if released is None:
+                    self.waits_for = half.dst
+                    return False
+                self.now = max(self.now, released)
+            del network.pairs[self.rank_id]
+        return True
+
+    def _must_settle(self) -> bool:
+        """Stand still until it is known when everything leaves that this rank has posted. Its host waits for nothing
+        here, but where its streams are follows from when the receivers' are at their receives."""
         network = self.setting.network
-        first = network.before(self.rank_id) if matters and network.held else None
+        first = network.before(self.rank_id) if network.held else None
         if first is not None:
             self.waits_for = first.dst
         return first is not None
@@ -233,7 +253,9 @@ class SimulatedRank:
             if network.links.commit_over == "received":
                 self.now = max(self.now, parcel.meta_ns)
         if parcel.payload is not None:
-            if self._must_settle():
+            fenced = parcel.payload.is_static and self.streams.fences_commits
+            if not parcel.under_way or (fenced and self._must_settle()):
+                self.waits_for = parcel.dst
                 return BLOCKED
             self.streams.committed(parcel.payload, parcel.sent_until_ns)
         del network.works[effect.work]
@@ -257,7 +279,8 @@ class SimulatedRank:
 
     def _launch(self, effect: fx.Launch) -> Payload | Pending:
         batch, setting = effect.batch, self.setting
-        if self._must_settle():
+        graph = batch.can_run_cuda_graph and not self.rank.config.is_last
+        if (graph or self.streams.holds_posted) and self._must_settle():
             return BLOCKED
         if setting.audit is not None:
             setting.audit.launches(self, effect)
@@ -272,7 +295,6 @@ class SimulatedRank:
         jitter = round(duration * self.scenario.host.stage_jitter_percent / 100)
         if jitter:
             duration += setting.choices.below(f"stage jitter {self.rank_id}", jitter + 1)
-        graph = batch.can_run_cuda_graph and not self.rank.config.is_last
         start = self.streams.launch(self.now, hidden_ready, duration, batch.iteration, batch.slot, graph)
         end = self.streams.forward_free
         setting.recording.span(self.rank_id, "forward", batch.slot, batch.iteration, start, end)
@@ -295,7 +317,7 @@ class SimulatedRank:
         return tokens
 
     def _await_tokens(self, effect: fx.AwaitTokens) -> tuple[int, ...] | Pending:
-        if self._must_settle(self.streams.reads_stream):
+        if self.streams.reads_stream and self.streams.holds_posted and self._must_settle():
             return BLOCKED
         if self.setting.audit is not None:
             self.setting.audit.awaited(self, effect.output)

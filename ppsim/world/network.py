@@ -35,9 +35,11 @@ class Parcel:
     leaves_ns: int = 0  # its payload begins to leave
     sent_until_ns: int = 0  # the sender's buffer is read until then
     posted_ns: int | None = None  # the receiver asked for it
-    sendable_ns: int = 0  # its payload may leave from then on, as far as the two hosts are concerned
+    received_ns: int | None = None  # the receiver's stream has received its payload
+    sendable_ns: int = 0  # its payload may leave from then on, as far as what follows asks
+    is_clear: bool = False  # the receiver lets it leave
     under_way: bool = False  # when its payload leaves and arrives is known
-    behind_ns: int | None = None  # end of what its sender's stream held before it; known for one half of a pair
+    behind_ns: int | None = None  # end of what its sender's stream held before it
 
 
 @dataclass(slots=True)
@@ -47,6 +49,7 @@ class Network:
     links: Links
     choices: Choices
     hidden_bytes: int
+    comm_overlap: bool = False
     output_bytes: int = 8
     queues: dict[Address, deque[Parcel]] = field(default_factory=dict)
     works: dict[int, Parcel] = field(default_factory=dict)  # sends whose buffer is still held, in order
@@ -59,6 +62,7 @@ class Network:
     control_latency_ns: int = field(init=False)
     jitter_ns: int = field(init=False)
     byte_ns: tuple[int, int] = field(init=False)
+    matched: bool = field(init=False)  # a payload waits until its receive begins on the receiver's stream
     leaves_at_once: bool = field(init=False)  # a payload needs nothing of its receiver
 
     def __post_init__(self) -> None:
@@ -69,7 +73,8 @@ class Network:
         self.jitter_ns = round(links.jitter_us * NS_PER_US)
         rate = Fraction(str(links.bandwidth_gb_per_s))  # GB/s is bytes a nanosecond
         self.byte_ns = (rate.denominator, rate.numerator) if rate else (0, 1)
-        self.leaves_at_once = links.send == "eager" and links.payload == "eager"
+        self.matched = links.payload == "matched" and not self.comm_overlap
+        self.leaves_at_once = links.send == "eager" and not self.matched
 
     def post(self, src: int, dst: int, message: Message, host_ns: int, streams: Streams, paired: bool = False) -> int:
         """Put a message on its way at the sender's host time; the reply is its work handle."""
@@ -88,6 +93,7 @@ class Network:
             assert isinstance(message.payload, Payload)
             parcel.payload = message.payload
             parcel.sendable_ns = host_ns
+            streams.posted(message.payload.ready_ns)
             if paired:
                 self.pairs[src] = parcel
             if self.leaves_at_once:
@@ -103,41 +109,56 @@ class Network:
         return self.num_sent
 
     def ask(self, parcel: Parcel, host_ns: int, sender: Streams) -> None:
-        """The receiver's host asks for a message: its payload may leave, if it has waited for that.
-
-        A matched one waits for the receive of the payload itself, which the host posts when it has the metadata.
-        """
+        """The receiver's host asks for a message: a rendezvous may leave."""
         parcel.posted_ns = host_ns
-        if parcel.payload is None or parcel.under_way:
-            return
-        parcel.sendable_ns = max(parcel.sendable_ns, host_ns)
-        if self.links.payload == "matched":
-            parcel.sendable_ns = max(parcel.sendable_ns, parcel.meta_ns)
-        held = self.held[parcel.src]
-        if self.links.order == "none":
-            held.remove(parcel)
-            self._transfer(parcel, sender)
-        while held and held[0].posted_ns is not None:  # a rank's payloads all go to one other: its link is its stream
-            self._transfer(held.pop(0), sender)
+        if parcel.payload is not None and not self.leaves_at_once:
+            if self.links.send == "rendezvous":
+                parcel.sendable_ns = max(parcel.sendable_ns, host_ns)
+            if not self.matched:
+                self._clear(parcel, sender)
 
-    def receive(self, parcel: Parcel, streams: Streams) -> int:
-        """When the payload of a message that is being received is there, on the receiver's streams.
+    def receive(self, parcel: Parcel, host_ns: int, streams: Streams, sender: Streams) -> int:
+        """Receive a payload whose metadata the host has at ``host_ns``; when it is there. Nothing that the receiver
+        has posted before is still held.
 
-        What was submitted in a pair starts together: the receive stands behind what stands before its send.
+        What was submitted in a pair starts as one: the receive stands behind what stands before its send, and behind
+        the event of what that sends, but not behind the send itself.
         """
-        half = self.pairs.pop(parcel.dst, None) if self.pairs else None
-        if half is None:
-            return streams.received(parcel.arrival_ns, streams.comm_free)
-        if half.behind_ns is None:
-            half.behind_ns = streams.comm_free
-        return streams.received(parcel.arrival_ns, half.behind_ns)
+        half = self.pairs.get(parcel.dst) if self.pairs else None
+        behind = streams.comm_free
+        if half is not None and half.payload is not None:
+            if half.behind_ns is None:
+                half.behind_ns = behind
+            behind = max(half.behind_ns, half.payload.ready_ns, streams.received_until)
+        if self.matched:
+            begin = max(host_ns, streams.receive_turn(behind))
+            parcel.sendable_ns = max(parcel.sendable_ns, begin)
+            self._clear(parcel, sender)
+        end = streams.received(max(parcel.arrival_ns, host_ns), behind)
+        parcel.received_ns = end
+        return end
+
+    def released_ns(self, parcel: Parcel) -> int | None:
+        """When a rendezvous lets its sender's host go on; None while that is not known."""
+        return parcel.posted_ns if self.links.rendezvous_hold == "posted" else parcel.received_ns
 
     def before(self, rank: int) -> Parcel | None:
-        """The first payload that a rank has posted and that waits for its receiver; not half of an open pair."""
+        """The first payload that a rank has posted and that is held for its receiver; not half of an open pair."""
         for parcel in self.held.get(rank, ()):
             if parcel is not self.pairs.get(rank):
                 return parcel
         return None
+
+    def _clear(self, parcel: Parcel, sender: Streams) -> None:
+        """The receiver lets a payload go; it leaves behind those that its sender has posted before it."""
+        parcel.is_clear = True
+        held = self.held[parcel.src]
+        if self.links.order == "none":
+            held.remove(parcel)
+            self._transfer(parcel, sender)
+            return
+        while held and held[0].is_clear:  # a rank's payloads all go to one other: its link is its stream
+            self._transfer(held.pop(0), sender)
 
     def _transfer(self, parcel: Parcel, streams: Streams) -> None:
         """Send the payload: after what produces it, behind what ``links.order`` says, for bytes over bandwidth."""

@@ -137,7 +137,7 @@ def prepare(
         scenario=scenario,
         cost=stage_cost(scenario),
         choices=choices,
-        network=Network(scenario.links, choices, hidden_bytes=hidden_bytes_per_token(scenario)),
+        network=Network(scenario.links, choices, hidden_bytes_per_token(scenario), scenario.cluster.comm_overlap),
         client=client_of(scenario, workload, given),
         sampler=Sampler(scenario, workload, given.tokens),
         recording=recording,

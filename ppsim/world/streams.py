@@ -4,7 +4,8 @@
     payloads  what carries payloads, sends and receives alike: one stream in order of posting, one for the sends of each
               link, or one for each payload (``links.order``)
     waits     what the host has put waits into: the schedule stream without communication overlap, the communication
-              stream with it. A receive is waited for when it is posted, a send when it is committed
+              stream with it. A receive is waited for when it is posted, a send when it is committed, the
+              event of what it sends when it is posted
 
 Without overlap a forward comes after all that ``waits`` holds when it is launched. With overlap it comes after its own
 hidden states, and after the fence: a decode batch that runs as a CUDA graph leaves its hidden states in one static
@@ -36,20 +37,23 @@ class Streams:
 
     rank: int
     comm_overlap: bool
-    links: Links = Links()
+    links: Links
     forward_free: int = 0
     comm_free: int = 0  # end of all payloads posted so far, where one stream carries them in order
     link_free: dict[int, int] = field(default_factory=dict)  # likewise of the sends to each rank
+    received_until: int = 0  # end of what it has received so far; all of it comes from one rank
     waits_until: int = 0
     fence: int = 0  # end of the last committed send of the static buffer, not yet waited for
     static_sent_until: int = 0
     in_order: bool = field(init=False)  # one stream for all payloads
     holds_posted: bool = field(init=False)
     reads_stream: bool = field(init=False)  # tokens are read after what the schedule stream holds
+    fences_commits: bool = field(init=False)
 
     def __post_init__(self) -> None:
         self.in_order = self.links.order == "stream"
         self.holds_posted = self.links.schedule_hold == "post" and not self.comm_overlap
+        self.fences_commits = self.links.graph_fence == "commit" and self.comm_overlap
         self.reads_stream = self.links.token_read == "schedule_stream" and not self.comm_overlap
 
     def launch(
@@ -73,6 +77,15 @@ class Streams:
         self.forward_free = start + duration_ns
         return start
 
+    def posted(self, ready_ns: int) -> None:
+        """The stream of waits holds the event of what a send sends as soon as it is posted."""
+        if ready_ns > self.waits_until:
+            self.waits_until = ready_ns
+
+    def receive_turn(self, behind_ns: int) -> int:
+        """When a receive that is posted now begins, as far as what stands before it is concerned."""
+        return {"stream": behind_ns, "link": self.received_until, "none": 0}[self.links.order]
+
     def sent(self, dst: int, end_ns: int, is_static: bool) -> None:
         """The payload of a send that was posted leaves until ``end_ns``."""
         if end_ns > self.comm_free:
@@ -93,6 +106,8 @@ class Streams:
                 self.comm_free = end
         if end > self.waits_until:
             self.waits_until = end
+        if end > self.received_until:
+            self.received_until = end
         return end
 
     def committed(self, payload: Payload, sent_until_ns: int) -> None:
@@ -101,7 +116,7 @@ class Streams:
             self.waits_until = sent_until_ns
         if self.comm_overlap and payload.is_static:
             self.fence = max(self.fence, sent_until_ns)
-            if self.links.graph_fence == "commit":  # the event stands behind what the stream holds by now
+            if self.fences_commits:  # the event stands behind what the stream holds by now
                 self.fence = max(self.fence, self.comm_free if self.in_order else self.waits_until)
 
     def read_after(self, ready_ns: int) -> int:

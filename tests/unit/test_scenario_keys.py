@@ -115,6 +115,12 @@ SLOW_SENDS = {
     "links.bandwidth_gb_per_s": 1.0,
     "workload.requests": requests(3, prompt=1, output=6),
 }
+UNEQUAL = {
+    **UNIT,
+    "cluster.pp_async_batch_depth": 1,
+    "cost.slot_ms": [3.0, 1.0, 1.0],
+    "workload.requests": requests(3, output=6),
+}
 TIGHT = {
     **UNIT,
     "scheduler.pp_max_micro_batch_size": 4,
@@ -460,6 +466,42 @@ KEYS: dict[str, Case] = {
     ),
     "links.commit": Case({**QUADRATIC, "links.latency_us": 500.0, **one(at_iteration=20)}, {"links.commit": "none"}),
     "links.latency_on_stream": Case({**SLOW_SENDS, "links.latency_us": 2000.0}, {"links.latency_on_stream": True}),
+    "links.commit_over": Case(
+        {**QUADRATIC, "links.control_latency_us": 9000.0, "links.commit": "requests"}, {"links.commit_over": "received"}
+    ),
+    "links.graph_fence": Case({**UNEQUAL, "cluster.comm_overlap": True}, {"links.graph_fence": "commit"}),
+    "links.schedule_hold": Case(
+        {**SLOW_SENDS, "links.bandwidth_gb_per_s": 1e-5, "model.hidden_size": 1, "links.order": "link"},
+        {"links.schedule_hold": "post"},
+    ),
+    "links.payload": Case(
+        {
+            **UNIT,
+            "cluster.pp_size": 3,
+            "cost.slot_ms": [10.0, 1.0, 1.0],
+            "scheduler.exchange_order": "parity",
+            "workload.requests": requests(3, output=3),
+        },
+        {"links.payload": "matched"},
+    ),
+    "links.token_read": Case(
+        {**SLOW_SENDS, "links.order": "link", "cost.slot_ms": [1.0, 1.0, 30.0]},
+        {"links.token_read": "schedule_stream"},
+    ),
+    "links.early_send": Case(
+        {
+            **UNIT,
+            "host.process_us": 500.0,
+            "links.order": "link",
+            "scheduler.hidden_send": "after_launch",
+            "workload.requests": requests(4, output=6),
+        },
+        {"links.early_send": "before_exchange"},
+    ),
+    "links.rendezvous_hold": Case(
+        {**SLOW_SENDS, "links.send": "rendezvous", "scheduler.exchange_order": "parity", "links.latency_us": 100.0},
+        {"links.rendezvous_hold": "received"},
+    ),
     # host
     "host.schedule_us": Case(QUADRATIC, {"host.schedule_us": 100.0}),
     "host.process_us": Case(QUADRATIC, {"host.process_us": 100.0}),

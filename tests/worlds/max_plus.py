@@ -68,9 +68,9 @@ The forward stream, in order
     pass i                   the pass before, the host at the launch, and                     3.3
       overlap off            all that the schedule stream holds at the launch
       overlap on             the end of the receive of hidden(i)
-      overlap on, after a    the end of that send; graph_fence "commit": all that is queued, at the commit, where that
-      graph's hidden states  send is queued (order "stream": on the rank; "link": to the next rank; "none": itself).
-      were committed         It stays until there is a pass
+      overlap on, after a    the end of that send; graph_fence "commit": all that the communication stream holds at the
+      graph's hidden states  commit. Order "stream": every transfer queued; "link" and "none": the waits share it as
+      were committed         they share the schedule stream without overlap. It stays until there is a pass
     The copy stream adds nothing: it waits for the receive alone.
 """
 
@@ -197,6 +197,7 @@ class RankEquations:
         self.sends: Name | None = None  # order "link": the last one on the link to the next rank
         self.receives: Name | None = None  # and on the link from the rank before
         self.schedule: Name | None = None  # without overlap: all that the schedule stream holds
+        self.waits: Name | None = None  # with overlap: what the communication stream was told to wait for
         self.forwards: Name | None = None  # the last forward pass
         self.fence: Name | None = None  # with overlap: what the next forward pass waits for
         self.hidden_work: list[int] = []  # batches whose hidden states are on their way
@@ -215,8 +216,11 @@ class RankEquations:
         self.host = self.put(iteration, what, host, *[_later(term, ns) for term in terms])
 
     def hold(self, number: int, what: str, *terms: Name | None) -> None:
-        """Without overlap the schedule stream waits for something; all that is queued behind it waits too."""
-        if not self.p.overlap:
+        """Without overlap the schedule stream waits for something, with it the communication stream; all that is queued
+        behind it waits too."""
+        if self.p.overlap:
+            self.waits = self.put(number, what, self.waits, *terms)
+        else:
             self.schedule = self.put(number, what, self.schedule, *terms)
 
     def batch(self, iteration: int) -> Batch | None:
@@ -356,7 +360,7 @@ class RankEquations:
         self.sends = end
         self.transfers = end
         self.hold(b, f"{kind} event held", ready)
-        if p.schedule_hold == "post":
+        if p.schedule_hold == "post" and not p.overlap:
             self.hold(b, f"{kind} send held", end)
 
     def release(self, b: int, kind: str) -> None:
@@ -409,12 +413,13 @@ class RankEquations:
         work.clear()
 
     def commit_hidden(self) -> None:
-        for b in self.hidden_work:
-            batch = self.batches[b]
-            if self.p.overlap and batch is not None and batch.graph:
-                fences = {"stream": self.transfers, "link": self.sends, "none": (self.rank, b, "hidden sent")}
-                self.fence = (self.rank, b, "hidden sent") if self.p.graph_fence == "send" else fences[self.p.order]
+        work, p = list(self.hidden_work), self.p
         self.commit(0, "hidden", self.hidden_work)
+        for b in work:
+            batch = self.batches[b]
+            if p.overlap and batch is not None and batch.graph:
+                held = self.transfers if p.order == "stream" else self.waits
+                self.fence = (self.rank, b, "hidden sent") if p.graph_fence == "send" else held
 
 
 def _later(term: Term | None, ns: int) -> Term | None:

@@ -16,7 +16,7 @@ from ppsim.core import phases
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import Plan
 from ppsim.world.driver import SimulatedRank
-from tests.worlds.making import MS, forward_starts, passed, requests
+from tests.worlds.making import MS, forward_starts, passed, requests, run
 
 ORDERS = ("stream", "link", "none")
 HIDDEN_5: dict[str, Any] = {"bandwidth_gb_per_s": 1.0, "model.hidden_size": 5 * MS, "model.dtype_bytes": 1}
@@ -109,22 +109,18 @@ def test_C3_sends_of_one_link_stand_behind_each_other_unless_there_is_no_order(o
     assert (at[29 * 5] - at[18 * 5]) / 11 == expected
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-@pytest.mark.parametrize(("exchange", "expected"), [("send_first", 26), ("parity", 23), ("paired", 23)])
-def test_C4_the_halves_of_a_pair_start_together(exchange: str, expected: int, overlap: bool) -> None:
-    """P 2, depth 0, equal passes of 10 ticks, 3 ticks of host a harvest, hidden states sent early. The last rank posts
-    the send of the token that it is computing, and behind it the receive of the one before: its harvest comes after
-    its pass, a round is 2 (10 + 3). Where it receives first, or both at once, a round is 2 x 10 + 3."""
-    scenario = {
-        "cluster.comm_overlap": overlap,
-        "cost.unit_ms": 10.0,
-        "host.process_us": 3000.0,
-        "scheduler.hidden_send": "after_launch",
-        "scheduler.exchange_order": exchange,
-        "workload.requests": requests(2, output=20),
-    }
-    at = starts(scenario, 0)
-    assert (at[36] - at[20]) / 8 == expected
+@pytest.mark.parametrize(("exchange", "expected"), [("send_first", 25), ("paired", 23), ("parity", 15)])
+def test_C4_a_pair_starts_as_one_behind_what_it_sends_and_neither_half_behind_the_other(
+    exchange: str, expected: int, harvests: dict[tuple[int, int], float]
+) -> None:
+    """P 2, depth 0, overlap, one stream, 2 ticks of latency on it. A 0..1, sent 1..3, on the last rank 3..4, its token
+    sent 4..6 and harvested by the first rank at 6, which then posts B's hidden states. B 1..11, sent 11..13, and behind
+    it A's token on its way round, 13..15. On the last rank B is 13..23. In iteration 1 it sends B's token 23..25 and
+    receives A's: behind that send, at 25; in a pair with it, once B is computed, at 23; before it, at 15."""
+    links = {"latency_us": 2000.0, "control_latency_us": 0.0, "latency_on_stream": True}
+    scenario = ticks(2, 0, True, {"A": (0, 1), "B": (1, 10)}, **links)
+    passed({**scenario, "scheduler.exchange_order": exchange})
+    assert (harvests[0, 1], harvests[1, 1]) == (6, expected)
 
 
 @pytest.mark.parametrize(
@@ -274,34 +270,63 @@ def test_H2_a_committed_control_send_is_over_when_it_is_asked_for_or_when_it_is_
 @pytest.mark.parametrize(
     ("hold", "payload", "first", "last"),
     [
-        ("posted", "eager", 30, 40),
-        ("posted", "matched", 30, 49),
+        ("posted", "eager", 30, 42),
+        ("posted", "matched", 32, 51),
         ("received", "eager", 37, 57),
-        ("received", "matched", 37, 66),
+        ("received", "matched", 39, 68),
     ],
 )
 def test_H3_a_rendezvous_holds_its_sender_and_its_payload(
     hold: str, payload: str, first: int, last: int, order: str
 ) -> None:
-    """P 2, depth 1, L 3, overlap; 10 ticks for a control message, 5 for a token's hidden states and 2 of latency; even
-    ranks send first. A in iteration 0, C in iteration 2; no commit waits. The starts of C on both ranks:
+    """P 2, depth 1, L 3, no overlap; 10 ticks for a control message, 5 for a token's hidden states and 2 of latency;
+    even ranks send first. A in iteration 0, C in iteration 2; no commit waits. The starts of C on both ranks:
 
     The last rank has list 0 at 10, asks for A's hidden states, and has their metadata, sent at 0, at 10 as well: they
     leave 10..15 and are there at 17, A is 17..18. The first rank goes on at 10 (posted) or 17 (received) and asks for
     A's token in iteration 2. List 1 is at the last rank at 20 or 27; it offers the token then, with metadata that are
-    at the first rank at 30 or 37: there C starts. The token leaves at 20 or 27 (eager) and is there 2 ticks later, or
-    leaves at 30 or 37 (matched), is there at 32 or 39, and then only the first rank offers C's hidden states. The last
-    rank asks for them at 20 (posted), or when the first has its token: 37 (eager), 39 (matched). Offered at 30, 32, 37,
-    39, their metadata come at 40, 42, 47, 49. Eager, they leave at 31 or 38, when C is computed, and are there at 38 or
-    45; matched, they leave with the metadata and are there 5 + 2 later, at 49 or 56. Before it launches C the last rank
-    takes A's token from the first, which offers it when its send of C's hidden states is over, at 30 or 32 (posted), 47
-    or 56 (received), with metadata 10 later: at 40, 42, 57 or 66. C starts when both are there.
+    at the first rank at 30 or 37. The token leaves when offered (eager), is there before its metadata, and C starts at
+    30 or 37; matched it leaves with the metadata, is there at 32 or 39, and C starts then. So its hidden states are
+    offered at 30, 32, 37, 39; the last rank asks for them at 20 (posted) or 37, 39 (received).
+
+    Eager: they leave when C is computed, at 31 or 38, are there at 38 or 45, their metadata at 40 or 47. Then the last
+    rank asks for A's token, which the first rank offers again at 30, or when the hidden states are received, at 47;
+    metadata are there at 40 or 57. It leaves at 40, when asked for, or 47, is there at 42 or 49: C starts at 42, 57.
+
+    Matched: they leave with their metadata, at 42 or 49, are there at 49 or 56. The first rank offers A's token at 32
+    or 56. Its receive begins behind that of the hidden states at 49, with an order (else with its metadata, at 42, and
+    C starts at 49 with the hidden states), or with its metadata at 66; 2 ticks later C starts: 51, 68.
     """
     links = {"send": "rendezvous", "rendezvous_hold": hold, "payload": payload, "commit": "none", "order": order}
     times = {**HIDDEN_5, "latency_us": 2000.0, "control_latency_us": 10_000.0}
-    scenario = ticks(2, 1, True, {"A": (0, 1), "C": (2, 1)}, **links, **times)
+    scenario = ticks(2, 1, False, {"A": (0, 1), "C": (2, 1)}, **links, **times)
     scenario["scheduler.exchange_order"] = "parity"
+    if (order, last) == ("none", 51):
+        last = 49
     assert [round(starts(scenario, rank)[2], 3) for rank in (0, 1)] == [first, last]  # a row is 8 ns
+
+
+@pytest.mark.parametrize("exchange", ["send_first", "parity"])
+@pytest.mark.parametrize(
+    ("links", "locks"),
+    [
+        ({"send": "rendezvous"}, True),
+        ({"payload": "matched"}, True),
+        ({"payload": "matched", "order": "link"}, False),
+        ({"payload": "matched", "cluster.comm_overlap": True}, False),
+    ],
+)
+def test_H4_where_all_send_first_hosts_lock_in_a_rendezvous_and_one_stream_where_payloads_are_matched(
+    links: dict[str, Any], locks: bool, exchange: str
+) -> None:
+    """protocol.md 1.9: every rank's output waits for a receive that stands behind another output."""
+    changes = {key if "." in key else f"links.{key}": value for key, value in links.items()}
+    result = run({**changes, "scheduler.exchange_order": exchange, "workload.requests": requests(2, output=5)})
+    locked = locks and exchange == "send_first"
+    assert (result.verdict.invariant, result.verdict.exit_code) == (("INV-40", 3) if locked else (None, 0))
+    assert any("locks" in warning for warning in result.recording.warnings) is locked
+    if locked:
+        assert "wait-for cycle: 0 -> 1 -> 0" in result.verdict.message
 
 
 # --- what a payload waits for (rows P1 to P3) ----------------------------------------------------------------------
@@ -310,9 +335,9 @@ def test_H3_a_rendezvous_holds_its_sender_and_its_payload(
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize(
     ("payload", "overlap", "first", "last"),
-    [("eager", False, 6, 10), ("matched", False, 15, 15), ("eager", True, 1, 10), ("matched", True, 1, 15)],
+    [("eager", False, 6, 10), ("matched", False, 15, 15), ("matched", True, 1, 10)],
 )
-def test_P1_a_matched_payload_waits_for_the_receive_that_is_posted_with_its_metadata(
+def test_P1_without_overlap_a_matched_payload_waits_for_its_receive(
     payload: str, overlap: bool, first: int, last: int, order: str
 ) -> None:
     """P 2, depth 1; 10 ticks for a control message, 5 for a token's hidden states, no commit waits. A 0..1, sent 1..6.
@@ -320,7 +345,17 @@ def test_P1_a_matched_payload_waits_for_the_receive_that_is_posted_with_its_meta
     that send."""
     links = {**HIDDEN_5, "control_latency_us": 10_000.0, "commit": "none", "payload": payload, "order": order}
     scenario = ticks(2, 1, overlap, {"A": (0, 1), "B": (1, 1)}, **links)
+    scenario["scheduler.exchange_order"] = "parity"
     assert (starts(scenario, 0)[1], starts(scenario, 1)[0]) == (first, last)
+
+
+@pytest.mark.parametrize(("order", "expected"), [("stream", 20), ("link", 11), ("none", 11)])
+def test_P1_a_receive_begins_where_its_stream_has_come_to_it(order: str, expected: int) -> None:
+    """P 3, depth 0, passes of 10, 1, 1 ticks. In one stream the second rank comes to the receive of the second hidden
+    states behind its send of the first, at 20; they are computed at 11. The third pass waits for that send."""
+    scenario = ticks(3, 0, False, {"A": (0, 10), "B": (1, 1), "C": (2, 1)}, payload="matched", order=order)
+    scenario["scheduler.exchange_order"] = "parity"
+    assert starts(scenario, 0)[2] == expected
 
 
 @pytest.mark.parametrize(
