@@ -125,6 +125,94 @@ def test_while_a_retracted_request_waits_nobody_gets_memory_but_failures_end() -
     assert give_memory(scheduler, "B") == ["B"]
 
 
+@pytest.mark.parametrize(("prompt", "refused"), [(90, False), (91, True)])
+def test_a_prompt_that_leaves_no_room_for_the_reserve_is_refused_at_its_arrival(prompt: int, refused: bool) -> None:
+    """Its handshake would wait for ever: 100 tokens of pool, 10 of them for the decode of whoever is here (6.6)."""
+    scheduler = server("decode", 100, ("A", prompt, 1))
+    assert [r.status for r in scheduler.outbox] == (["refused"] if refused else [])
+    assert scheduler.acts == [("refused" if refused else "handshake", "A", "")]
+
+
+def test_a_handshake_is_agreed_once_however_often_it_is_concluded() -> None:
+    """A has no room, and every conclusion names it again while it waits: the other side hears of it once."""
+    scheduler = server("decode", 100, ("T", 40, 30), ("A", 40, 8))
+    scheduler.acts.clear()
+    assert give_memory(scheduler, "T", "A") == ["T"]
+    assert give_memory(scheduler, "A") == ["T"]
+    agreed = [act for act in scheduler.acts if act[0] == "handshake_agreed"]
+    assert agreed == [("handshake_agreed", "T", ""), ("handshake_agreed", "A", "")]
+    assert [act for act in scheduler.acts if act[0] == "send_metadata"] == [("send_metadata", "T", "")]
+
+
+def test_a_transfer_ends_as_the_conclusion_says_and_gives_back_what_does_not_go_on() -> None:
+    """Four are received: A goes on, B failed somewhere, C was aborted meanwhile (also where it failed), D has all its
+    tokens with the first one. E is not named. Only A and E hold memory afterwards (protocol.md 6.6)."""
+    rows = (("A", 20, 5), ("B", 10, 5), ("C", 10, 5), ("D", 10, 1), ("E", 10, 5))
+    scheduler = server("decode", 200, *rows)
+    role = decode_role(scheduler)
+    assert give_memory(scheduler, *"ABCDE") == list("ABCDE")
+    scheduler.apply([AbortReq("C", reason="client left")])
+    scheduler.outbox.clear()
+    tokens: Agreed[dict[str, int]] = Agreed(dict.fromkeys("AD", 7), "test")
+    role.apply_transferred(named("D", "C", "B", "A"), named("B", "C"), tokens)
+    assert [(r.rid, r.status, r.reason) for r in scheduler.outbox] == [
+        ("A", "token", ""),
+        ("B", "aborted", "the KV transfer from the prefill side failed"),
+        ("C", "aborted", "client left"),
+        ("D", "finished", "length"),
+    ]
+    assert ([r.rid for r in scheduler.waiting], [r.rid for r in role.transfer]) == (["A"], ["E"])
+    assert scheduler.kv.pool.free_tokens == 200 - 20 - 10
+    assert (scheduler.advanced, scheduler.failed, scheduler.ended) == (["A", "D"], ["B"], ["B", "C", "D"])
+    assert scheduler.delivered == [("A", 1, 7), ("D", 1, 7)]
+
+
+def retracted(scheduler: Scheduler, *rids: str) -> DecodeRole:
+    """These have decoded one token and were put out of memory, in this order."""
+    role = decode_role(scheduler)
+    assert give_memory(scheduler, *rids) == list(rids)
+    into_slot(scheduler, *rids)
+    slot = scheduler.slots.current(0)
+    for request in list(slot.running):
+        slot.running.remove(request)
+        scheduler.kv.retract(request)
+        role.retracted(request)
+    role.bind_retracted(slot)
+    return role
+
+
+@pytest.mark.parametrize(("taken", "resumed"), [(79, ["A"]), (80, []), (0, ["A", "B"])])
+def test_the_first_retracted_request_that_does_not_fit_stops_those_behind_it(taken: int, resumed: list[str]) -> None:
+    """A resumes with 20 tokens of KV and must be able to take its next one: 21 of 100 are left free, or 20. B is
+    smaller and would fit in both cases but comes behind (6.3: queue order, stop at the first misfit)."""
+    scheduler = server("decode", 100, ("A", 20, 5), ("B", 4, 5))
+    role = retracted(scheduler, "A", "B")
+    scheduler.kv.pool.alloc(taken)
+    role.apply_retract(named("A", "B"))
+    assert [r.rid for r in scheduler.waiting] == resumed
+    assert [r.kv_len for r in scheduler.waiting] == [20, 4][: len(resumed)]
+
+
+def test_without_a_free_row_no_retracted_request_resumes() -> None:
+    scheduler = server("decode", 100, ("A", 20, 5))
+    role = retracted(scheduler, "A")
+    scheduler.kv.free_rows.clear()
+    role.apply_retract(named("A"))
+    assert (scheduler.waiting, [r.rid for r in role.put_out]) == ([], ["A"])
+
+
+def test_a_retracted_request_is_bound_to_the_first_slot_that_votes_and_to_no_other() -> None:
+    """protocol.md 6.3: the next retract pass binds it, only that slot's passes consider it (invariant 53)."""
+    scheduler = server("decode", 100, ("A", 20, 5), ("B", 4, 5), pp_async_batch_depth=1)
+    role = retracted(scheduler, "A", "B")
+    role.put_out[1].retraction_slot = None
+    first, second = scheduler.slots.slots
+    assert role.bind_retracted(second) == ("B",)
+    assert role.bind_retracted(first) == ("A",)
+    role.apply_retract(named("B"))
+    assert [r.rid for r in role.put_out] == ["A"]
+
+
 def prefilled(scheduler: Scheduler, *rids: str) -> PrefillRole:
     """These requests are computed and wait for their release, in this order."""
     role = scheduler.role
