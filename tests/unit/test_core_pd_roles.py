@@ -125,6 +125,125 @@ def test_while_a_retracted_request_waits_nobody_gets_memory_but_failures_end() -
     assert give_memory(scheduler, "B") == ["B"]
 
 
+@pytest.mark.parametrize(("prompt", "refused"), [(90, False), (91, True)])
+def test_a_prompt_that_leaves_no_room_for_the_reserve_is_refused_at_its_arrival(prompt: int, refused: bool) -> None:
+    """Its handshake would wait for ever: 100 tokens of pool, 10 of them for the decode of whoever is here (6.6)."""
+    scheduler = server("decode", 100, ("A", prompt, 1))
+    assert [r.status for r in scheduler.outbox] == (["refused"] if refused else [])
+    assert scheduler.acts == [("refused" if refused else "handshake", "A", "")]
+
+
+def test_a_handshake_is_agreed_once_however_often_it_is_concluded() -> None:
+    """A has no room, and every conclusion names it again while it waits: the other side hears of it once."""
+    scheduler = server("decode", 100, ("T", 40, 30), ("A", 40, 8), ("N", 1, 1))
+    scheduler.acts.clear()
+    assert give_memory(scheduler, "T", "A") == ["T"]
+    assert give_memory(scheduler, "A") == ["T"]
+    agreed = [act for act in scheduler.acts if act[0] == "handshake_agreed"]
+    assert agreed == [("handshake_agreed", "T", ""), ("handshake_agreed", "A", "")]
+    assert [act for act in scheduler.acts if act[0] == "send_metadata"] == [("send_metadata", "T", "")]
+
+
+def test_a_transfer_ends_as_the_conclusion_says_and_gives_back_what_does_not_go_on() -> None:
+    """Four are received: A goes on, B failed somewhere, C was aborted meanwhile (also where it failed), D has all its
+    tokens with the first one. E is not named. Only A and E hold memory afterwards (protocol.md 6.6)."""
+    rows = (("A", 20, 5), ("B", 10, 5), ("C", 10, 5), ("D", 10, 1), ("E", 10, 5))
+    scheduler = server("decode", 200, *rows)
+    role = decode_role(scheduler)
+    assert give_memory(scheduler, *"ABCDE") == list("ABCDE")
+    scheduler.apply([AbortReq("C", reason="client left")])
+    scheduler.outbox.clear()
+    tokens: Agreed[dict[str, int]] = Agreed(dict.fromkeys("AD", 7), "test")
+    role.apply_transferred(named("D", "C", "B", "A"), named("B", "C"), tokens)
+    assert [(r.rid, r.status, r.reason) for r in scheduler.outbox] == [
+        ("A", "token", ""),
+        ("B", "aborted", "the KV transfer from the prefill side failed"),
+        ("C", "aborted", "client left"),
+        ("D", "finished", "length"),
+    ]
+    assert ([r.rid for r in scheduler.waiting], [r.rid for r in role.transfer]) == (["A"], ["E"])
+    assert scheduler.kv.pool.free_tokens == 200 - 20 - 10
+    assert (scheduler.advanced, scheduler.failed, scheduler.ended) == (["A", "D"], ["B"], ["B", "C", "D"])
+    assert scheduler.delivered == [("A", 1, 7), ("D", 1, 7)]
+
+
+@pytest.mark.parametrize(("prompt", "fits"), [(96, True), (97, False)])
+def test_alone_a_request_needs_a_whole_page_beside_its_prompt(prompt: int, fits: bool) -> None:
+    """Pages of 4 and 100 tokens: 97 tokens and the next one would fit into 25 pages, 97 and a page do not (6.6)."""
+    scheduler = server("decode", 100, ("A", 10, 1), page_size=4)
+    decode_role(scheduler).prealloc[0].spec = NewRequest("A", pack([1] * prompt), 1)
+    assert (give_memory(scheduler, "A") == ["A"]) is fits
+
+
+@pytest.mark.parametrize(("prompt", "fits"), [(20, True), (21, False)])
+def test_of_several_here_the_longest_output_counts(prompt: int, fits: bool) -> None:
+    """70 - max(10 x 2, 40) = 30: who came first does not matter, nor who is shorter."""
+    for outputs in ((40, 1), (1, 40)):
+        scheduler = server("decode", 100, ("S", 15, outputs[0]), ("T", 15, outputs[1]), ("B", prompt, 8))
+        assert (give_memory(scheduler, "S", "T", "B") == ["S", "T", "B"]) is fits
+
+
+def test_where_an_abort_finds_a_request_decides_whether_it_may_end_now() -> None:
+    """Received KV drains first: the other side may still write to its pages (7.4). All others end at once."""
+    scheduler = server("decode", 100, ("R", 20, 5), ("T", 20, 5), ("P", 90, 5))
+    role = retracted(scheduler, "R")
+    role.put_out.clear()  # while one is put out nobody gets memory
+    assert give_memory(scheduler, "T") == ["T"]
+    role.put_out.append(scheduler.requests["R"])
+    scheduler.acts.clear()
+    scheduler.apply([AbortReq("", abort_all=True)])
+    assert [r.rid for r in scheduler.outbox if r.status == "aborted"] == ["R", "P"]
+    assert (role.put_out, role.prealloc, [r.rid for r in role.transfer]) == ([], [], ["T"])
+    assert scheduler.acts == [("abort_receiver", rid, "") for rid in ("R", "T", "P")]
+    assert scheduler.kv.pool.free_tokens == 80
+
+
+def retracted(scheduler: Scheduler, *rids: str) -> DecodeRole:
+    """These have decoded one token and were put out of memory, in this order."""
+    role = decode_role(scheduler)
+    assert give_memory(scheduler, *rids) == list(rids)
+    into_slot(scheduler, *rids)
+    slot = scheduler.slots.current(0)
+    for request in list(slot.running):
+        slot.running.remove(request)
+        scheduler.kv.retract(request)
+        role.retracted(request)
+    role.bind_retracted(slot)
+    return role
+
+
+@pytest.mark.parametrize(("taken", "resumed"), [(79, ["A"]), (80, []), (0, ["A", "B"])])
+def test_the_first_retracted_request_that_does_not_fit_stops_those_behind_it(taken: int, resumed: list[str]) -> None:
+    """A resumes with 20 tokens of KV and must be able to take its next one: 21 of 100 are left free, or 20. B is
+    smaller and would fit in both cases but comes behind (6.3: queue order, stop at the first misfit)."""
+    scheduler = server("decode", 100, ("A", 20, 5), ("B", 4, 5))
+    role = retracted(scheduler, "A", "B")
+    scheduler.kv.pool.alloc(taken)
+    role.apply_retract(named("A", "B"))
+    assert [r.rid for r in scheduler.waiting] == resumed
+    assert [r.kv_len for r in scheduler.waiting] == [20, 4][: len(resumed)]
+
+
+def test_without_a_free_row_no_retracted_request_resumes() -> None:
+    scheduler = server("decode", 100, ("A", 20, 5))
+    role = retracted(scheduler, "A")
+    scheduler.kv.free_rows.clear()
+    role.apply_retract(named("A"))
+    assert (scheduler.waiting, [r.rid for r in role.put_out]) == ([], ["A"])
+
+
+def test_a_retracted_request_is_bound_to_the_first_slot_that_votes_and_to_no_other() -> None:
+    """protocol.md 6.3: the next retract pass binds it, only that slot's passes consider it (invariant 53)."""
+    scheduler = server("decode", 100, ("A", 20, 5), ("B", 4, 5), pp_async_batch_depth=1)
+    role = retracted(scheduler, "A", "B")
+    role.put_out[1].retraction_slot = None
+    first, second = scheduler.slots.slots
+    assert role.bind_retracted(second) == ("B",)
+    assert role.bind_retracted(first) == ("A",)
+    role.apply_retract(named("B"))
+    assert [r.rid for r in role.put_out] == ["A"]
+
+
 def prefilled(scheduler: Scheduler, *rids: str) -> PrefillRole:
     """These requests are computed and wait for their release, in this order."""
     role = scheduler.role
@@ -179,3 +298,95 @@ def test_a_prefill_server_admits_as_many_as_it_has_metadata_buffers() -> None:
     assert role.num_buffers == 1
     role.apply_bootstrap(named("C"), NOBODY)
     assert [r.rid for r in scheduler.waiting] == ["B", "C"]
+
+
+def prefill_role(scheduler: Scheduler) -> PrefillRole:
+    assert isinstance(scheduler.role, PrefillRole)
+    return scheduler.role
+
+
+def test_a_prefill_server_computes_one_token_of_each_request() -> None:
+    scheduler = server("prefill", 1000, ("A", 4, 500))
+    assert scheduler.requests["A"].spec.max_new_tokens == 1, "the decode side computes the others (4.6)"
+
+
+def test_a_handshake_that_failed_anywhere_fails_also_where_it_is_good_elsewhere() -> None:
+    """Bad wins (6.3), takes no buffer, and the client and the other side are told."""
+    scheduler = server("prefill", 1000, ("A", 4, 1), ("B", 4, 1))
+    role = prefill_role(scheduler)
+    scheduler.acts.clear()
+    role.apply_bootstrap(named("B", "A"), named("A"))
+    assert [(r.rid, r.status) for r in scheduler.outbox] == [("A", "aborted")]
+    assert scheduler.acts == [("abort_sender", "A", ""), ("admitted", "B", "")]
+    assert (scheduler.failed, scheduler.advanced, role.num_buffers) == (["A"], ["B"], role.total_buffers - 1)
+
+
+def computing(*, page_size: int, chunk: int, prompt: int) -> Scheduler:
+    """A prefill server of two slots whose request A has been admitted."""
+    sizes = {"page_size": page_size, "chunked_prefill_size": chunk, "pp_async_batch_depth": 1}
+    scheduler = server("prefill", 400, ("A", prompt, 1), **sizes)
+    prefill_role(scheduler).apply_bootstrap(named("A"), NOBODY)
+    scheduler.acts.clear()
+    return scheduler
+
+
+def visit(scheduler: Scheduler, iteration: int) -> list[tuple[str, str]]:
+    """One iteration of the loop of a single stage; (what, which tokens) it asks to be sent."""
+    scheduler.schedule(iteration)
+    due = scheduler.slots.to_harvest(iteration)
+    rows = len(due.launched.requests) if due.in_flight and due.launched else 0
+    scheduler.absorb(iteration, (7,) * rows if rows else None)
+    sent = [(what, argument) for what, _, argument in scheduler.acts if what.startswith("send")]
+    scheduler.acts.clear()
+    return sent
+
+
+def test_a_chunk_is_sent_when_the_next_one_is_scheduled_and_the_rest_with_the_last() -> None:
+    """A budget of 10 and pages of 4 cut 25 tokens into 8, 8 and 9; nothing is sent twice or left out (4.6)."""
+    scheduler = computing(page_size=4, chunk=10, prompt=25)
+    assert [visit(scheduler, i) for i in range(4)] == [
+        [],
+        [("send_chunk", "0:8")],
+        [("send_chunk", "8:16")],
+        [("send_last", "16:25")],
+    ]
+    assert [r.rid for r in prefill_role(scheduler).inflight] == ["A"]
+
+
+@pytest.mark.parametrize(("visits", "drains"), [(1, False), (2, True), (3, True)])
+def test_an_aborted_prompt_drains_if_any_of_it_was_sent(visits: int, drains: bool) -> None:
+    """The other side may be reading: KV and buffer stay until the release vote (invariant 52). Before the first chunk
+    is sent nobody reads, and it ends with its last launched chunk."""
+    scheduler = computing(page_size=1, chunk=10, prompt=45)
+    role = prefill_role(scheduler)
+    for i in range(visits):
+        visit(scheduler, i)
+    scheduler.apply([AbortReq("A", reason="client left")])
+    for i in range(visits, visits + 2):
+        assert visit(scheduler, i) == [], "no further chunk is sent"
+    assert [r.rid for r in role.inflight] == (["A"] if drains else [])
+    assert role.num_buffers == role.total_buffers - drains
+    assert [r.status for r in scheduler.outbox] == ([] if drains else ["aborted"])
+    if drains:
+        role.apply_release(named("A"), NOBODY)
+        assert [(r.status, r.reason) for r in scheduler.outbox] == [("aborted", "client left")]
+        assert role.num_buffers == role.total_buffers
+
+
+def test_an_abort_before_the_handshake_gives_no_buffer_back() -> None:
+    """It has taken none: one given back too many would admit a request that the transfer has no place for."""
+    scheduler = server("prefill", 1000, ("A", 4, 1), ("B", 4, 1))
+    role = prefill_role(scheduler)
+    role.apply_bootstrap(named("B"), NOBODY)
+    scheduler.apply([AbortReq("A")])
+    assert (role.num_buffers, role.bootstrap) == (role.total_buffers - 1, [])
+
+
+def test_the_release_names_who_leaves_and_the_bad_set_alone_names_nobody() -> None:
+    """ "Terminal everywhere" is the intersection; a rank that failed while another still sends must wait (6.3)."""
+    scheduler = server("prefill", 100, ("A", 20, 1), ("B", 10, 1))
+    role = prefilled(scheduler, "A", "B")
+    role.apply_release(named("B"), named("A"))
+    assert [r.rid for r in role.inflight] == ["A"]
+    assert role.num_buffers == role.total_buffers - 1
+    assert [(r.rid, r.status, r.num_output_tokens) for r in scheduler.outbox] == [("B", "finished", 1)]

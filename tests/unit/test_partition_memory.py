@@ -91,6 +91,69 @@ def test_a_tied_head_costs_nothing_only_where_the_embedding_is_on_the_same_stage
     assert best_partition(tied, load_gpu("h100"), 4, 1) == best_partition(shape, load_gpu("h100"), 4, 1)
 
 
+@pytest.mark.parametrize("num_tokens", [1000, 1001])
+def test_what_fits_to_the_byte_fits_and_one_token_more_does_not(num_tokens: int) -> None:
+    """7.8125 bytes beside the weights are 1000 tokens of 2^-7 each; of stages that lack alike the first is named."""
+    found = capacities([9.8125, 9.8125], [2.0, 2.0], [2**-7, 2**-7], [4, 4])
+    assert found.num_tokens == 1000
+    if num_tokens == 1000:
+        assert found.require(num_tokens) is found
+        return
+    with pytest.raises(ScenarioError, match=r"^gpu.memory_gb: stage 0 lacks .*; 1 more stages lack memory"):
+        found.require(num_tokens)
+
+
+def test_a_stage_that_lacks_memory_alone_is_told_without_others() -> None:
+    with pytest.raises(ScenarioError) as caught:
+        capacities([9.0, 10.0], [10.0, 2.0], [0.001] * 2, [4, 4]).require()
+    assert "more stages lack" not in str(caught.value)
+    assert capacities([9.0], [10.0], [0.001], [4]).num_tokens == 0, "less than no room is no room"
+
+
+def test_each_stage_weighs_its_own_layers() -> None:
+    """DeepSeek's first three layers are dense and small: no other stage has them (numbers of the model, by index)."""
+    shape = load_model("deepseek-v3.1")
+    stages = model_capacity(shape, load_gpu("b200"), (3, 29, 29), 8).stages
+    dense, experts = shape.layer_weight_bytes(0), shape.layer_weight_bytes(3)
+    assert dense < experts
+    expected = [3 * dense + shape.embedding_bytes, 29 * experts, 29 * experts + shape.embedding_bytes]
+    assert [s.weight_bytes for s in stages] == pytest.approx([total / 8 for total in expected])
+
+
+def test_the_best_split_is_the_best_of_all_for_tied_and_loose_heads_and_reserved_memory() -> None:
+    """Exhaustive: every split of 32 layers over three stages, by the capacity formula itself."""
+    loose = load_model("llama-3.1-8b")
+    gpu, fraction, reserved = load_gpu("h100"), 0.2, 4.0
+    for shape in (loose, replace(loose, tie_word_embeddings=True)):
+        for pp_size in (1, 3):
+            splits = [(a, b, 32 - a - b) for a in range(1, 31) for b in range(1, 32 - a)] if pp_size == 3 else [(32,)]
+            rooms = {p: model_capacity(shape, gpu, p, 1, fraction, reserved).num_tokens for p in splits}
+            if max(rooms.values()) == 0:
+                with pytest.raises(ScenarioError):
+                    best_partition(shape, gpu, pp_size, 1, fraction, reserved)
+                continue
+            best = best_partition(shape, gpu, pp_size, 1, fraction, reserved)
+            assert rooms[best] == max(rooms.values())
+
+
+def test_one_stage_with_a_tied_head_holds_one_embedding() -> None:
+    """Memory for the layers and one and a half embeddings: enough where the head is the embedding, else not."""
+    shape, gpu = load_model("llama-3.1-8b"), load_gpu("h100")
+    tied = replace(shape, tie_word_embeddings=True)
+    fraction = (sum(shape.layer_weight_bytes(i) for i in range(32)) + 1.5 * shape.embedding_bytes) / (80 * 1e9)
+    assert best_partition(tied, gpu, 1, 1, fraction) == (32,)
+    with pytest.raises(ScenarioError):
+        best_partition(shape, gpu, 1, 1, fraction)
+
+
+def test_a_split_that_is_none_is_refused_before_anything_is_weighed() -> None:
+    shape, gpu = load_model("llama-3.1-8b"), load_gpu("h100")
+    with pytest.raises(ScenarioError, match="sums to 31"):
+        model_capacity(shape, gpu, (16, 15), 1)
+    with pytest.raises(ScenarioError, match="heads"):
+        model_capacity(shape, gpu, (32,), 3)
+
+
 def test_latents_are_replicated_over_tp_and_heads_are_cut() -> None:
     latent = load_model("deepseek-v3.1")
     heads = load_model("qwen3-235b-a22b-fp8")

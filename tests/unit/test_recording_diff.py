@@ -8,7 +8,7 @@ import pytest
 
 from ppsim.core.effects import Decision
 from ppsim.recording import Recording
-from ppsim.recording.diff import Difference, first_difference
+from ppsim.recording.diff import Difference, first_difference, first_in_batches
 from tests.unit.handmade import decision, harvest, pipeline, two_requests
 
 
@@ -87,6 +87,40 @@ def test_of_two_ranks_that_differ_alike_the_smaller_is_named() -> None:
         r.decisions[1][2] = decision(2, 0, ("other", 0, 1))
 
     assert changed(both).rank == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "rank"),
+    [
+        (lambda r: r.ingestions.pop(1), "ingested", 0),
+        (lambda r: r.samples.__setitem__(0, r.samples[0]._replace(token_ids=(8,))), "sampled", 1),
+        (lambda r: r.replies.__setitem__(0, r.replies[0]._replace(reason="other")), "reply", 0),
+    ],
+)
+def test_only_the_first_rank_reads_and_replies_and_only_the_last_one_samples(
+    change: Callable[[Recording], object], kind: str, rank: int
+) -> None:
+    found = changed(change)
+    assert (found.kind, found.rank) == (kind, rank)
+
+
+def test_records_of_two_iterations_at_one_place_part_in_the_earlier_one() -> None:
+    """One run read its second input in iteration 1, the other read nothing before 2: they part in 1."""
+    found = changed(lambda r: r.ingestions.pop(1))
+    assert (found.iteration, found.field, found.left, found.right) == (1, "iteration", 1, 2)
+
+
+def test_the_first_other_batch_is_that_of_the_earliest_iteration_and_digests_do_not_count() -> None:
+    """The inner state may part long before a batch shows it: this is where a user sees the first other schedule."""
+    other = two_requests()
+    assert first_in_batches(two_requests(), other) is None
+    other.decisions[0][0] = decision(0, 0, ("a", 16, 4), state="t")
+    assert first_in_batches(two_requests(), other) is None
+    other.decisions[0][3] = decision(3, 1, ("late", 0, 1))
+    other.decisions[1][1] = decision(1, 1, ("early", 0, 1))
+    found = first_in_batches(two_requests(), other)
+    assert found is not None
+    assert (found.rank, found.iteration, found.field) == (1, 1, "pieces[0]")
 
 
 def test_a_record_that_only_one_run_has_is_a_difference() -> None:
@@ -182,6 +216,7 @@ def test_every_kind_of_time_is_compared(change: Callable[[Recording], object], f
     found = first_difference(two_requests(), slower, times=True)
     assert found is not None
     assert (found.kind, found.field) == ("time", field)
+    assert found.rank == (None if field.startswith("arrival") else 0)
 
 
 def test_two_worlds_with_their_own_tokens_are_compared_by_decisions_only() -> None:
