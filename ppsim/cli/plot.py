@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -11,10 +12,25 @@ from ppsim.cli.guard import guarded, say
 from ppsim.cli.options import RunArg, SideOption, side_of
 from ppsim.errors import EXIT_PASS
 
+
+class Kind(StrEnum):
+    """Pictures of a run (``ppsim.report.kinds``)."""
+
+    GANTT = "gantt"
+    CHANNELS = "channels"
+    CHUNKS = "chunks"
+    REQUESTS = "requests"
+    KV = "kv"
+
+
 OutputOption = Annotated[
-    str | None, typer.Option("-o", "--output", metavar="FILE", help="Default: gantt.png in the run folder.")
+    str | None, typer.Option("-o", "--output", metavar="FILE", help="Default: the kind's name in the run folder.")
 ]
 FromOption = Annotated[float | None, typer.Option("--from", metavar="SECONDS", help="Start of the part shown.")]
+KindOption = Annotated[Kind, typer.Option("--kind", help="What is drawn.")]
+AgainstOption = Annotated[
+    str | None, typer.Option("--against", metavar="RUN", help="With --kind chunks: a second run beside the first.")
+]
 ToOption = Annotated[float | None, typer.Option("--to", metavar="SECONDS", help="End of the part shown.")]
 
 
@@ -25,22 +41,30 @@ def plot(
     from_s: FromOption = None,
     to_s: ToOption = None,
     side: SideOption = None,
+    kind: KindOption = Kind.GANTT,
+    against: AgainstOption = None,
 ) -> int:
-    """Draw rank x time, coloured by slot; a long run also gets an overview."""
+    """Draw a saved run.
+
+    gantt: rank x time, coloured by slot. channels: who sent what when. chunks: time of each prompt piece. requests:
+    running and waiting requests, TTFT and TPOT over time. kv: KV memory over time.
+    """
     from ppsim.recording.folder import VERDICT, find_recording, open_run, read_verdict
-    from ppsim.report.gantt import gantt
+    from ppsim.report.kinds import Wish, picture
     from ppsim.report.window import words_on_cut
 
     source = find_recording(run)
     recording = open_run(str(source))
     side_of(recording, side)  # refuses a side where there is only one
-    name = "gantt.png" if side is None else f"gantt-{side.value}.png"
-    target = Path(output) if output is not None else source.parent / name
+    name = kind.value if side is None else f"{kind.value}-{side.value}"
+    target = Path(output) if output is not None else source.parent / f"{name}.png"
     verdict = read_verdict(str(source)) if source.with_name(VERDICT).exists() else None
-    picture = gantt(recording, target, verdict=verdict, side=side and side.value, from_s=from_s, to_s=to_s)
-    for sentence in words_on_cut(picture.window, from_s, to_s):
+    other = open_run(against) if against is not None else None
+    wish = Wish(kind.value, side and side.value, from_s, to_s, other)
+    drawn = picture(recording, target, wish, verdict)
+    for sentence in words_on_cut(drawn.window, from_s, to_s):
         say(f"ppsim: {sentence}")
-    print(put(target, picture.content, is_named=output is not None))
+    print(put(target, drawn.content, is_named=output is not None))
     return EXIT_PASS
 
 

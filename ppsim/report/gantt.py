@@ -34,7 +34,7 @@ from ppsim.report.notes import notes
 from ppsim.report.panels import AXIS, add_bars, mark_part, name_lanes, name_time
 from ppsim.report.raster import Box, Rgb, boxes, painted, shaded
 from ppsim.report.waits import headline, mark_stands, waits
-from ppsim.report.window import Window, chosen_window, last_window, typical_window, whole_run
+from ppsim.report.window import READABLE_PASSES, Window, chosen_window, last_window, typical_window, whole_run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -92,10 +92,10 @@ def gantt(
         return Picture(encoded(sheet(blocks), path), window)
 
 
-def default_window(whole: Window, parts: Sequence[Part], is_failed: bool) -> Window:
+def default_window(whole: Window, parts: Sequence[Part], is_failed: bool, num_passes: int = READABLE_PASSES) -> Window:
     """What is shown unasked: of the first pipeline that ran, readable passes of its first rank."""
     spans = next(spans for part in parts if (spans := streams(part.recording, 0, "forward")))
-    return last_window(whole, spans) if is_failed else typical_window(whole, spans)
+    return (last_window if is_failed else typical_window)(whole, spans, num_passes)
 
 
 def panels(
@@ -191,5 +191,5 @@ def write_iterations(
             place = Affine2D().scale(1, -1).translate(left, (i + 0.5) * shape.pitch + 0.36 * LABEL_PX)
             found.setdefault(colour, []).append(TextPath((0, 0), text, size=LABEL_PX).transformed(place))
     for colour, outlines in found.items():
-        axes.add_patch(PathPatch(Outline.make_compound_path(*outlines), facecolor=colour, linewidth=0))
+        axes.add_patch(PathPatch(Outline.make_compound_path(*outlines), facecolor=colour, linewidth=0, zorder=5))
     return sum(map(len, found.values()))

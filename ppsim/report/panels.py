@@ -20,14 +20,18 @@ AXIS = 58  # pixels: ticks and the name of an axis of time
 MARK = "#d1495b"
 
 
-def add_bars(figure: Figure, top: int, shape: Rows, bars: Sequence[Bytes]) -> Axes:
-    """A panel with each lane's row of pixels [num_columns, 3], as high as its bar."""
-    pixels = np.full((shape.height, len(bars[0]), 3), 255, np.uint8)
+def add_bars(figure: Figure, top: int, shape: Rows, bars: Sequence[Bytes], height: float | None = None) -> Axes:
+    """A panel with each lane's row of pixels [num_columns, 3], as high as its bar, or as that share of its lane."""
+    pixels = np.zeros((shape.height, len(bars[0]), 4), np.uint8)  # transparent between the bars
     for i, bar in enumerate(bars):
         first, stop = shape.bar(i)
-        pixels[first:stop] = bar
+        if height is not None:
+            first, stop = (round((i + 0.5 + side * height / 2) * shape.pitch) for side in (-1, 1))
+        pixels[first:stop, :, :3] = bar
+        pixels[first:stop, :, 3] = 255
     axes = add_panel(figure, LEFT, top, WIDTH, shape.height)
-    axes.imshow(pixels, extent=(0, WIDTH, shape.height, 0), interpolation="none", aspect="auto", origin="upper")
+    place = (0, WIDTH, shape.height, 0)
+    axes.imshow(pixels, extent=place, interpolation="none", aspect="auto", origin="upper", zorder=4)  # nothing over it
     axes.set_xlim(0, WIDTH)
     axes.set_ylim(shape.height, 0)
     return axes

@@ -113,3 +113,21 @@ def shaded(lane: Sequence[Box], num_columns: int) -> Bytes:
     blank = np.array(BLANK, dtype=np.float64)
     row: Bytes = np.rint(blank + share[:, None] * (np.array(THIN) - blank)).astype(np.uint8)
     return row
+
+
+def stacked(layers: Sequence[tuple[Floats, Rgb]], top: float, num_rows: int) -> Bytes:
+    """[num_rows, num_columns, 3]: layers upon each other, each as high as its value in a column; ``top`` fills it all.
+
+    A pixel is the mean of what lies in it, so that coloured area is value, as in the bars.
+    """
+    blank = np.array(BLANK, dtype=np.float64)
+    pixels = np.tile(blank, (num_rows, len(layers[0][0]), 1))
+    bottoms = np.arange(num_rows - 1, -1, -1, dtype=np.float64)[:, None]  # of the rows, from the first on
+    below = np.zeros(len(layers[0][0]))
+    for values, colour in layers:
+        above = below + np.maximum(values, 0.0) * (num_rows / top)
+        share = np.clip(above - bottoms, 0.0, 1.0) - np.clip(below - bottoms, 0.0, 1.0)
+        pixels += share[:, :, None] * (np.array(colour) - blank)
+        below = above
+    rounded: Bytes = np.rint(np.clip(pixels, 0.0, 255.0)).astype(np.uint8)
+    return rounded

@@ -39,6 +39,17 @@ def whole_run(*recordings: Recording) -> Window:
     return Window(min(start for start, _ in windows), max(end for _, end in windows))
 
 
+def lifetime(*recordings: Recording) -> Window:
+    """From the first arrival or forward pass to the last reply or forward pass. Raises UsageError if there is none."""
+    arrivals = [arrival.at_ns for recording in recordings for arrival in recording.arrivals]
+    replies = [reply.time_ns for recording in recordings for reply in recording.replies]
+    passes = [window for window in map(forward_window, recordings) if window[1] > window[0]]
+    starts, ends = [*arrivals, *(start for start, _ in passes)], [*replies, *(end for _, end in passes)]
+    if not starts or not ends or min(starts) >= max(ends):
+        raise UsageError("nothing to plot: no request arrived and nothing was computed")
+    return Window(min(starts), max(ends))
+
+
 def chosen_window(whole: Window, typical: Window, from_s: float | None, to_s: float | None) -> Window:
     """``--from`` and ``--to`` in seconds of the run's clock; without both, the ``typical`` part.
 
@@ -72,11 +83,9 @@ def words_on_cut(window: Window | None, from_s: float | None, to_s: float | None
     if window is None:
         return told
     if from_s is not None and nanoseconds("--from", from_s) < window.start_ns:
-        told.append(
-            f"--from {from_s:g}: the first forward pass starts at {shown_s(window.start_ns)} s, drawn from there"
-        )
+        told.append(f"--from {from_s:g}: the run starts at {shown_s(window.start_ns)} s, drawn from there")
     if to_s is not None and nanoseconds("--to", to_s) > window.end_ns:
-        told.append(f"--to {to_s:g}: the last forward pass ends at {shown_s(window.end_ns)} s, drawn up to there")
+        told.append(f"--to {to_s:g}: the run ends at {shown_s(window.end_ns)} s, drawn up to there")
     return told
 
 
@@ -85,14 +94,14 @@ def shown_s(time_ns: int) -> str:
     return f"{time_ns / NS_PER_S:g}" if abs(time_ns) >= 10**18 else decimal(time_ns, NS_PER_S, 1)
 
 
-def typical_window(whole: Window, spans: Sequence[Span]) -> Window:
+def typical_window(whole: Window, spans: Sequence[Span], num_passes: int = READABLE_PASSES) -> Window:
     """The whole run if it is short; else the passes of a rank around the moment when half of its computing is done.
 
     Half of the computing, not of the time or of the passes: that lands where the run spends its time, neither in
     a pause nor in the long tail of short decode steps.
     """
     passes = sorted((span.start_ns, span.end_ns) for span in spans)
-    if len(passes) <= READABLE_PASSES:
+    if len(passes) <= num_passes:
         return whole
     half = sum(end - start for start, end in passes) / 2
     done = 0
@@ -100,14 +109,14 @@ def typical_window(whole: Window, spans: Sequence[Span]) -> Window:
     while done < half:
         done += passes[middle][1] - passes[middle][0]
         middle += 1
-    first = min(max(0, middle - READABLE_PASSES // 2), len(passes) - READABLE_PASSES)
-    window = Window(passes[first][0], passes[first + READABLE_PASSES - 1][1])
+    first = min(max(0, middle - num_passes // 2), len(passes) - num_passes)
+    window = Window(passes[first][0], passes[first + num_passes - 1][1])
     return window if window.end_ns > window.start_ns else whole  # passes may take no time at all
 
 
-def last_window(whole: Window, spans: Sequence[Span]) -> Window:
+def last_window(whole: Window, spans: Sequence[Span], num_passes: int = READABLE_PASSES) -> Window:
     """The end of a run, from the last passes of a rank on: where one that failed is looked at."""
-    starts = sorted(span.start_ns for span in spans)[-READABLE_PASSES:]
+    starts = sorted(span.start_ns for span in spans)[-num_passes:]
     return Window(starts[0], whole.end_ns) if starts and starts[0] < whole.end_ns else whole
 
 

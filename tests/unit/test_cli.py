@@ -326,7 +326,7 @@ def test_plot_writes_beside_the_run_or_where_it_is_told() -> None:
     assert "shows nothing" in nothing.stderr
     cut = ppsim("plot", "--from", "1", "--to", "1e300")
     assert (cut.exit_code, cut.stdout) == (0, "runs/latest/gantt-2.png\n")
-    assert cut.stderr == "ppsim: --to 1e+300: the last forward pass ends at 7.0 s, drawn up to there\n"
+    assert cut.stderr == "ppsim: --to 1e+300: the run ends at 7.0 s, drawn up to there\n"
 
 
 def test_a_second_picture_does_not_replace_the_first_unless_it_has_its_name() -> None:

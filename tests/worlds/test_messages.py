@@ -53,7 +53,10 @@ def test_outputs_go_round_the_ring() -> None:
     assert {(src, dst) for src, dst, kind in recording.messages if kind == "output"} <= {
         (rank, (rank + 1) % 4) for rank in range(4)
     }
-    assert (3, 0, "output") in recording.messages
+    ends = {s.iteration: s.end_ns for s in recording.spans[3] if s.stream == "forward"}
+    assert [m.iteration for m in recording.messages[3, 0, "output"]] == [s.iteration for s in recording.samples]
+    for m in recording.messages[3, 0, "output"]:
+        assert ends[m.iteration] <= m.leaves_ns
 
 
 def test_every_rank_has_an_instant_for_every_iteration_and_no_pass_starts_before_it_was_decided() -> None:
