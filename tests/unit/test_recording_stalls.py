@@ -12,7 +12,7 @@ from ppsim.recording.reader import read_recording
 from ppsim.recording.stalls import MAX_CLOSINGS, stalls
 from ppsim.recording.summary import summarize
 from ppsim.recording.writer import write_recording
-from ppsim.report.gantt import title
+from ppsim.report.notes import notes
 from ppsim.report.schedule import schedule_text
 from ppsim.report.table import summary_text
 from tests.unit.handmade import decision, harvest, pipeline
@@ -71,7 +71,7 @@ def test_summary_table_schedule_and_picture_say_it() -> None:
     assert (summary["num_deferred_visits"], summary["num_empty_pieces"]) == (1, 1)
     for sentence in sentences:
         assert f"rules       {sentence}" in summary_text(summary).split("\n")
-        assert sentence in title(recording).split("\n")
+    assert notes(recording) == sentences  # what the picture writes under its title
     assert " | closed" in list(schedule_text(recording))[2]
 
 
@@ -79,7 +79,7 @@ def test_nothing_is_said_where_nothing_happened() -> None:
     recording = pipeline(2, 3)
     assert stalls(recording).sentences() == []
     assert "rules" not in summary_text(summarize(recording, PASS))
-    assert title(recording).count("\n") == 0
+    assert notes(recording) == []
 
 
 def test_it_survives_the_file_and_a_recording_without_it_is_read_with_the_same_digest(tmp_path: Path) -> None:
