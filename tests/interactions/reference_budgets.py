@@ -84,7 +84,7 @@ class Adder:
         return True
 
     def launches_no_token(self, job: Job) -> bool:
-        """Rule 9b: a chunk that decodes leave no budget is launched with 0 tokens; with the mended rules the slot decodes.
+        """Rule 9b: a chunk that decodes leave no budget is launched with 0 tokens; mended, the slot decodes.
 
         Where they could never ride along (a logprob, no memory) the slot decodes as well: a batch without any token, at
         every visit, would never end. Decodes that have all ended leave the set in that batch.
