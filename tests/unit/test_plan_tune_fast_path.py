@@ -189,6 +189,26 @@ def test_what_the_fast_path_leaves_out_is_told_and_only_ever_delays(key: str) ->
     assert mine.ttft_s == pytest.approx(simulated.ttft_s, rel=0.1)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    ("key", "value", "without_overlap_only"),
+    [
+        ("links.payload", "matched", False),
+        ("links.commit_over", "received", False),
+        ("links.early_send", "before_exchange", False),
+        ("links.schedule_hold", "post", True),
+        ("links.token_read", "schedule_stream", True),
+    ],
+)
+def test_choices_of_the_streams_that_the_fast_path_lacks_are_told_where_they_matter(
+    key: str, value: str, without_overlap_only: bool, overlap: bool
+) -> None:
+    """``graph_fence`` never matters: prefills run without graphs."""
+    sets = [f"{key}='{value}'", f"cluster.comm_overlap={str(overlap).lower()}", "scheduler.hidden_send='after_launch'"]
+    told = not_in_fast_path(load_scenario("paper/qwen3_235b_h20_pp8", sets))
+    assert told == (() if without_overlap_only and overlap else (key,))
+
+
 def test_a_run_that_deadlocks_ends_the_tuning_with_its_own_exit_code() -> None:
     s = load_scenario("paper/qwen3_235b_h20_pp8", ["links.send=rendezvous"])
     assert not_in_fast_path(s) == ("links.send",)
