@@ -200,6 +200,26 @@ def test_an_interval_that_defers_chunks_is_told_and_one_that_needs_decodes_is_no
     agree(s, candidate, Probe("ttft_at_rate", (700, 300), (0, 1_000)), 4096)
 
 
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize(
+    ("key", "value", "without_overlap_only"),
+    [
+        ("links.payload", "matched", False),
+        ("links.commit_over", "received", False),
+        ("links.early_send", "before_exchange", False),
+        ("links.schedule_hold", "post", True),
+        ("links.token_read", "schedule_stream", True),
+    ],
+)
+def test_choices_of_the_streams_that_the_fast_path_lacks_are_told_where_they_matter(
+    key: str, value: str, without_overlap_only: bool, overlap: bool
+) -> None:
+    """``graph_fence`` never matters: prefills run without graphs."""
+    sets = [f"{key}='{value}'", f"cluster.comm_overlap={str(overlap).lower()}", "scheduler.hidden_send='after_launch'"]
+    told = not_in_fast_path(load_scenario("paper/qwen3_235b_h20_pp8", sets))
+    assert told == (() if without_overlap_only and overlap else (key,))
+
+
 def test_a_run_that_deadlocks_ends_the_tuning_with_its_own_exit_code() -> None:
     s = load_scenario("paper/qwen3_235b_h20_pp8", ["links.send=rendezvous"])
     assert not_in_fast_path(s) == ("links.send",)

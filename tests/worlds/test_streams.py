@@ -92,7 +92,7 @@ def test_on_the_shared_stream_a_commit_before_the_launch_makes_the_forward_wait_
 
 
 @pytest.mark.parametrize("depth", [1, 2])
-def test_a_launch_before_the_commit_hides_the_send_unless_a_receive_stands_behind_it(depth: int) -> None:
+def test_a_launch_before_the_commit_hides_the_send(depth: int) -> None:
     """The receive of an output is posted before the launch all the same: in one stream it stands behind the send. Not
     there it is of the batch L - 1 before, which needs 4 + 1 + 4 and the row: too long for two rounds of 4."""
     if depth > 1:
