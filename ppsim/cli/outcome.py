@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ppsim.cli.guard import say
@@ -23,11 +22,9 @@ def simulated(
     """Simulate. What a changed scheduler raises is its own failure, with the place where it happened."""
     from ppsim.errors import PluginError, PpsimError
     from ppsim.world import simulate
-    from ppsim.world.standing import with_stands
 
     try:
-        result = simulate(scenario, progress=progress, hooks=hooks)
-        return replace(result, verdict=with_stands(result.verdict, result.setting))
+        return simulate(scenario, progress=progress, hooks=hooks)
     except PpsimError:
         raise
     except (Exception, SystemExit) as error:

@@ -127,7 +127,7 @@ def all_events(
         yield from counter("requests", mine[0].pid, {"running": counts.running, "waiting": counts.waiting}, window)
         yield from in_window(instants(part.recording, mine[0]), window)
     if verdict is not None and verdict.kind != "pass":
-        yield from in_window(ends(verdict, parts, processes), window)
+        yield from in_window(ends(parts, processes), window)
 
 
 # --- slices ------------------------------------------------------------------------------------------------------
@@ -315,10 +315,10 @@ def instants(recording: Recording, first: Process) -> Iterator[Instant]:
         yield Instant(f"{mark.rid} {mark.what}", "votes", first, mark.time_ns, {"iteration": mark.iteration})
 
 
-def ends(verdict: Verdict, parts: Sequence[Part], processes: Sequence[Sequence[Process]]) -> Iterator[Instant]:
+def ends(parts: Sequence[Part], processes: Sequence[Sequence[Process]]) -> Iterator[Instant]:
     """Where each rank stood, at its last step."""
     by_name = {process.name: process for mine in processes for process in mine}
-    for name, (_, stand) in stands_of(verdict, parts).items():
+    for name, (_, stand) in stands_of(parts).items():
         if stand.since_ns is not None:
             args = {"iteration": stand.iteration, "waits for rank": stand.waits_for}
             yield Instant(f"stands: {stand.doing}", "verdict", by_name[name], stand.since_ns, args)

@@ -145,7 +145,15 @@ def test_the_checker_finds_what_is_no_file(file: Any) -> None:
     assert problems(file)
 
 
-FAILED = Verdict("fail", 3, "deadlock", stands=tuple(Stand("", r, 2, 0, "waits", 1 - r, 5 * 10**9) for r in (0, 1)))
+FAILED = Verdict("fail", 3, "deadlock")
+
+
+def stuck() -> Recording:
+    recording = pipeline(2, 6)
+    recording.stands = [Stand(r, 2, 0, "waits", 1 - r, 5 * 10**9) for r in (0, 1)]
+    return recording
+
+
 MADE: dict[str, Callable[[], Any]] = {
     "by hand, without times of decisions": lambda: parsed(two_requests()),
     "a diagonal": lambda: parsed(pipeline(4, 6)),
@@ -155,7 +163,7 @@ MADE: dict[str, Callable[[], Any]] = {
     "depth": lambda: parsed(busy(**{"cluster.pp_async_batch_depth": 2})),
     "unordered links": lambda: parsed(busy(**{"links.order": "none", "links.jitter_us": 500})),
     "retraction": lambda: parsed(retracting()),
-    "failed": lambda: parsed(pipeline(2, 6), FAILED),
+    "failed": lambda: parsed(stuck(), FAILED),
     "a window": lambda: parsed(busy(), None, Window(20_000_000, 40_000_000)),
     "prefill and decode": lambda: parsed(two_sides()),
     "prefill alone": lambda: parsed(two_sides(), side="prefill"),
@@ -276,7 +284,7 @@ def test_of_two_pipelines_both_are_there_with_their_kv_and_their_votes() -> None
 
 
 def test_where_the_ranks_of_a_failed_run_stood_is_an_instant_on_each() -> None:
-    file = parsed(pipeline(2, 6), FAILED)
+    file = parsed(stuck(), FAILED)
     found = [(e["pid"], e["name"], nanoseconds(e["ts"])) for e in file["traceEvents"] if e.get("cat") == "verdict"]
     assert found == [(1, "stands: waits", 5 * 10**9), (2, "stands: waits", 5 * 10**9)]
     assert file["otherData"]["says"] == "deadlock"
