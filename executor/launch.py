@@ -126,6 +126,7 @@ def execute(
     except Failed as failure:
         return failed(failure.report, ranks, recording)
     except Stuck as stuck:
+        recording.stands = watchdog.stands if watchdog is not None else []
         return ExecutionResult(recording, stuck.verdict)
     except Stalled as stall:
         return ExecutionResult(recording, Verdict("fail", EXIT_LIVENESS, f"deadlock: {stall}", "INV-40"))

@@ -152,6 +152,7 @@ class Watchdog:
         self.looked_at = now_ns()
         self.counts = list(status.counts())
         self.since = [self.looked_at] * status.pp_size
+        self.stands: list[Stand] = []  # once it has found somebody stuck
 
     def look(self, reported: Collection[int]) -> None:
         """Raises Stuck if a rank has completed nothing for the limit."""
@@ -212,6 +213,5 @@ class Watchdog:
             lines.append(f"  state of rank {rank}, written {age_ms:.0f} ms ago:")
             lines += [f"    {line}" for line in self.pulse.read(rank)]
         invariant = "INV-40" if cycle else None
-        stands = tuple(Stand("", s.rank, s.iteration, None, s.doing, s.waits_for, None) for s in standings)
-        iteration = standings[first].iteration
-        return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), invariant, first, iteration, stands=stands)
+        self.stands = [Stand(s.rank, s.iteration, None, s.doing, s.waits_for, None) for s in standings]
+        return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), invariant, first, standings[first].iteration)

@@ -30,6 +30,7 @@ from ppsim.cli import (
     replay,
     run,
     show,
+    trace,
     tune,
     volumes,
 )
@@ -55,6 +56,7 @@ app.command("exec")(execute.execute)
 app.command("diff")(diff.diff)
 app.command("show")(show.show)
 app.command("plot")(plot.plot)
+app.command("trace")(trace.trace)
 app.command("fuzz")(fuzz.fuzz)
 app.command("replay")(replay.replay)
 app.command("bugs")(bugs.bugs)

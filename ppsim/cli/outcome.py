@@ -34,7 +34,6 @@ def simulated(
     from ppsim.fuzz.limit import Limit, OutOfTime
     from ppsim.recording.folder import mark_incomplete
     from ppsim.world import simulate
-    from ppsim.world.standing import with_stands
 
     def last_resort(why: str) -> None:
         mark_incomplete(folder.path, f"the run was ended: {why}")
@@ -44,7 +43,7 @@ def simulated(
     try:
         with limit:
             result = simulate(scenario, progress=progress, hooks=hooks, began=limit.began)
-        return result.recording, with_stands(result.verdict, result.setting)
+        return result.recording, result.verdict
     except OutOfTime as stop:
         if limit.setting is None:
             raise PpsimError(f"{scenario.name}: stopped before it began: {stop}") from None

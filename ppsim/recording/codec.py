@@ -135,6 +135,14 @@ SHAPES: dict[str, tuple[tuple[str, Check], ...]] = {
     "visits": (("rank", integer), ("first", integer), ("times", many(integer))),
     "messages": (("src", integer), ("dst", integer), ("kind", string), ("times", many(integer))),
     "mark": (("rid", string), ("what", string), ("iteration", integer), ("time_ns", integer)),
+    "stand": (
+        ("rank", integer),
+        ("iteration", integer),
+        ("slot", optional(integer)),
+        ("doing", string),
+        ("waits_for", optional(integer)),
+        ("since_ns", optional(integer)),
+    ),
     "warning": (("message", string),),
     "end": (("num_lines", integer), ("digest", string)),
 }

@@ -22,7 +22,7 @@ from typing import Any
 from ppsim.errors import UsageError
 from ppsim.recording.reader import RecordingError, read_recording
 from ppsim.recording.record import Recording
-from ppsim.recording.schema import Stand, Verdict
+from ppsim.recording.schema import Verdict
 from ppsim.recording.writer import write_recording
 
 RUNS = Path("runs")
@@ -133,7 +133,7 @@ def write_run(
         (path / PEER).unlink(missing_ok=True)
     put_text(path / CONFIG, tomli_w.dumps(without_none(config)))
     put_text(path / SUMMARY, json_text(summary))
-    put_text(path / VERDICT, json_text(verdict_dict(verdict)))
+    put_text(path / VERDICT, json_text(verdict._asdict()))
     if path.parent == RUNS:
         point_latest(path)
 
@@ -218,27 +218,8 @@ def read_verdict(run: str) -> Verdict:
     path = find_recording(run).parent / VERDICT
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
-        stands = tuple(map(stand_of, fields.pop("stands", ())))  # runs of older versions have none
-        return Verdict(**fields, stands=stands)
+        return Verdict(**fields)
     except FileNotFoundError:
         return Verdict("unknown", 5, f"{path} is missing")
-    except (OSError, ValueError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise RecordingError(str(path), 0, f"is not a verdict: {error}") from None
-
-
-def stand_of(fields: Mapping[str, Any]) -> Stand:
-    """Raises TypeError for anything that is no stand."""
-    stand = Stand(**fields)
-    texts, counts, optional = (stand.side, stand.doing), (stand.rank, stand.iteration), stand[3:4] + stand[5:]
-    if not all(type(text) is str for text in texts) or not all(type(count) is int for count in counts):
-        raise TypeError(f"where a rank stands: {fields}")
-    if not all(value is None or type(value) is int for value in optional):
-        raise TypeError(f"where a rank stands: {fields}")
-    return stand
-
-
-def verdict_dict(verdict: Verdict) -> dict[str, Any]:
-    """What ``verdict.json`` holds; where the ranks stood only where that is known."""
-    fields = verdict._asdict()
-    stands = [stand._asdict() for stand in fields.pop("stands")]
-    return {**fields, "stands": stands} if stands else fields

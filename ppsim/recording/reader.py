@@ -25,6 +25,7 @@ from ppsim.recording.schema import (
     Observed,
     Sampled,
     Span,
+    Stand,
     TimedReply,
 )
 
@@ -138,6 +139,7 @@ class Placer:
             "visits": self.visits,
             "messages": self.messages,
             "mark": lambda *f: recording.marks.append(Mark(*f)),
+            "stand": self.stand,
             "warning": recording.warnings.append,
         }
 
@@ -170,6 +172,12 @@ class Placer:
     def messages(self, src: int, dst: int, kind: str, times: tuple[int, ...]) -> None:
         key = (self.rank(src), self.rank(dst), kind)
         self.recording.messages.setdefault(key, []).extend(messages_of(times))
+
+    def stand(
+        self, rank: int, iteration: int, slot: int | None, doing: str, peer: int | None, since: int | None
+    ) -> None:
+        waits_for = None if peer is None else self.rank(peer)
+        self.recording.stands.append(Stand(self.rank(rank), iteration, slot, doing, waits_for, since))
 
     def replies(self, iteration: int, time_ns: int, replies: tuple[tuple[Any, ...], ...]) -> None:
         self.recording.replies.extend(TimedReply(time_ns, iteration, *fields) for fields in replies)

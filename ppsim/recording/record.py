@@ -15,7 +15,18 @@ from typing import TypeVar
 
 from ppsim.core.effects import Decision, Harvest, Reply
 from ppsim.core.messages import Input
-from ppsim.recording.schema import Arrival, Ingested, Mark, Message, Observed, Sampled, Span, TimedReply, input_record
+from ppsim.recording.schema import (
+    Arrival,
+    Ingested,
+    Mark,
+    Message,
+    Observed,
+    Sampled,
+    Span,
+    Stand,
+    TimedReply,
+    input_record,
+)
 
 T = TypeVar("T", Decision, Harvest)
 
@@ -44,6 +55,7 @@ class Recording:
         self.samples: list[Sampled] = []
         self.warnings: list[str] = []
         self.marks: list[Mark] = []  # in order of time; disaggregation only
+        self.stands: list[Stand] = []  # of a run that failed: one a rank
         self.peer: Recording | None = None  # two pipelines: of the decode side, the prefill side
 
     @property

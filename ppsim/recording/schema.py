@@ -119,14 +119,13 @@ class Mark(NamedTuple):
 
 
 class Stand(NamedTuple):
-    """Where a rank stood when a run failed. ``side``: prefill or decode of two pipelines, else empty."""
+    """Where a rank stood when a run failed."""
 
-    side: str
     rank: int
     iteration: int
     slot: int | None  # None: not known
     doing: str
-    waits_for: int | None  # a rank of the same side; None: for nobody
+    waits_for: int | None  # another rank of its pipeline; None: nobody
     since_ns: int | None  # when its last effect was over, on the clock of the spans; None: not known
 
 
@@ -141,7 +140,6 @@ class Verdict(NamedTuple):
     iteration: int | None = None
     slot: int | None = None
     rid: str | None = None
-    stands: tuple[Stand, ...] = ()  # of every rank, where a failure was saved; of two pipelines prefill first
 
 
 INPUT_KINDS: dict[type, str] = {NewRequest: "new", AbortReq: "abort", FlushCache: "flush", Shutdown: "shutdown"}

@@ -70,6 +70,8 @@ def lines(recording: Recording) -> Iterator[str]:
     yield from reply_lines(recording.replies)
     for mark in recording.marks:
         yield line_of("mark", *mark)
+    for stand in recording.stands:
+        yield line_of("stand", *stand)
 
 
 def header_line(recording: Recording) -> str:

@@ -109,7 +109,7 @@ def panels(
     def draw(figure: Figure, top: int) -> None:
         axes = draw_detail(figure, top, detail, num_columns)
         if failed is not None:
-            mark_stands(axes, failed, parts, lanes, detail.shape, window)
+            mark_stands(axes, parts, lanes, detail.shape, window)
 
     blocks = [Block(detail.height, draw)]
     if window != whole:

@@ -48,18 +48,14 @@ def circles(peers: Mapping[str, str]) -> set[str]:
     return found
 
 
-def stands_of(verdict: Verdict, parts: Sequence[Part]) -> dict[str, tuple[Part, Stand]]:
-    """Name of the lane -> pipeline and stand, of the pipelines that are drawn, from the top down."""
-    by_side = {part.name: part for part in parts}
-    if len(parts) == 1 and not parts[0].name:
-        by_side = dict.fromkeys((s.side for s in verdict.stands), parts[0])
-    there = [(by_side[s.side], s) for s in verdict.stands if s.side in by_side]
-    return {rank_name(part, s.rank): (part, s) for part, s in there if 0 <= s.rank < part.recording.num_ranks}
+def stands_of(parts: Sequence[Part]) -> dict[str, tuple[Part, Stand]]:
+    """Name of the lane -> pipeline and stand, from the top down."""
+    return {rank_name(part, s.rank): (part, s) for part in parts for s in part.recording.stands}
 
 
 def waits(verdict: Verdict, parts: Sequence[Part]) -> list[Block]:
     """The block of where the ranks stood; none where that was not recorded."""
-    stands = stands_of(verdict, parts)
+    stands = stands_of(parts)
     if not stands:
         return []
     height = PITCH * (min(len(stands), MOST) + (len(stands) > MOST) + 1) + 24
@@ -78,8 +74,8 @@ def draw_waits(
     places = {name: (i + 1.5) * PITCH for i, name in enumerate(shown)}
     peers = {name: rank_name(part, s.waits_for) for name, (part, s) in shown.items() if s.waits_for is not None}
     in_circle = circles(peers)
-    for name, (_, stand) in shown.items():
-        is_red = name in in_circle or (not in_circle and is_guilty(verdict, stand))
+    for name, (part, stand) in shown.items():
+        is_red = name in in_circle or (not in_circle and is_guilty(verdict, part, stand))
         words = sentence(name, stand, peers.get(name))
         axes.text(NODE + 14, places[name], words, va="center", fontsize=8, color=FAILED if is_red else "black")
     if len(stands) > MOST:
@@ -97,14 +93,12 @@ def sentence(name: str, stand: Stand, peer: str | None) -> str:
     return f"{name}:  iteration {stand.iteration}{slot}, {stand.doing}{waits_for}{since}"
 
 
-def mark_stands(
-    axes: Axes, verdict: Verdict, parts: Sequence[Part], lanes: Sequence[Lane], shape: Rows, window: Window
-) -> None:
+def mark_stands(axes: Axes, parts: Sequence[Part], lanes: Sequence[Lane], shape: Rows, window: Window) -> None:
     """A red mark under each bar at the instant from which on the rank did nothing, where the panel shows it."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    stands = stands_of(verdict, parts)
+    stands = stands_of(parts)
     marks = []
     for i, lane in enumerate(lanes):
         since = stands[lane.name][1].since_ns if lane.name in stands else None
@@ -118,9 +112,9 @@ def mark_stands(
         axes.set_xlabel(f"{axes.get_xlabel()}; red triangle: the last step of a rank")
 
 
-def is_guilty(verdict: Verdict, stand: Stand) -> bool:
+def is_guilty(verdict: Verdict, part: Part, stand: Stand) -> bool:
     """The rank that the verdict names; of two pipelines its text begins with the side."""
-    same_side = not stand.side or str(verdict.message).startswith(f"{stand.side} side")
+    same_side = not part.name or str(verdict.message).startswith(f"{part.name} side")
     return same_side and stand.rank == verdict.rank
 
 

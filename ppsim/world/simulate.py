@@ -34,6 +34,7 @@ from ppsim.world.marks import Marks
 from ppsim.world.network import Network
 from ppsim.world.patience import watch_patience
 from ppsim.world.setting import Setting
+from ppsim.world.standing import record_stands
 from ppsim.world.watch import StopRun, Watch
 from ppsim.world.watchdog import Stuck, watch_for_stalls
 
@@ -45,6 +46,11 @@ class SimulationResult:
     recording: Recording
     verdict: Verdict
     setting: Setting
+
+    def __post_init__(self) -> None:
+        """Whatever made a run fail, its recording says where the ranks stood."""
+        if self.verdict.kind != "pass":
+            record_stands(self.setting)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from ppsim.recording import Verdict
 from ppsim.recording.schema import Stand
 from ppsim.world.driver import SimulatedRank
 from ppsim.world.ending import describe
 from ppsim.world.setting import Setting
 
 
-def with_stands(verdict: Verdict, setting: Setting) -> Verdict:
-    """The verdict, and of a failure where all ranks stand; of two pipelines both."""
-    if verdict.kind == "pass":
-        return verdict
-    sides = [("", setting)] if setting.peer is None else [("prefill", setting.peer), ("decode", setting)]
-    return verdict._replace(stands=tuple(stand(name, r) for name, side in sides for r in side.ranks))
+def record_stands(setting: Setting) -> None:
+    """Put into the recording where its ranks stand; of two pipelines into both."""
+    setting.recording.stands = [stand(r) for r in setting.ranks]
+    if setting.peer is not None:
+        record_stands(setting.peer)
 
 
-def stand(side: str, r: SimulatedRank) -> Stand:
+def stand(r: SimulatedRank) -> Stand:
     """One rank, by its local clock."""
     waits_for = None
     if r.done:
@@ -27,4 +25,4 @@ def stand(side: str, r: SimulatedRank) -> Stand:
     else:
         waits_for = r.waits_for
         doing = f"{r.phase()}: {'waits in' if waits_for is not None else 'is in'} {describe(r.effect)}"
-    return Stand(side, r.rank_id, r.rank.iteration, r.rank.slot, doing, waits_for, r.now)
+    return Stand(r.rank_id, r.rank.iteration, r.rank.slot, doing, waits_for, r.now)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,16 +13,17 @@ from typer.testing import CliRunner
 from ppsim.cli.entry import app
 from ppsim.errors import UsageError
 from ppsim.recording import Recording, Verdict
-from ppsim.recording.folder import read_verdict, verdict_dict
+from ppsim.recording.folder import open_run, read_verdict
 from ppsim.recording.schema import Stand
 from ppsim.report import canvas
 from ppsim.report.gantt import gantt
 from ppsim.report.lanes import parts_of
 from ppsim.report.waits import FAILED, PITCH, circles, headline, stands_of
-from ppsim.world.standing import with_stands
+from ppsim.world import SimulationResult
 from tests.unit.handmade import S, pipeline
 from tests.unit.pixels import bars_of, pixels_of
 from tests.worlds.making import run
+from tests.worlds.pd_making import passed_pair
 
 RED = tuple(int(canvas.FAILED[i : i + 2], 16) for i in (1, 3, 5))
 
@@ -48,11 +48,13 @@ def texts(figure: Any) -> list[str]:
     return [text.get_text() for text in figure.findobj(Text) if text.get_text()]
 
 
-def stuck(*waits_for: int | None, side: str = "") -> tuple[Stand, ...]:
-    return tuple(
-        Stand(side, rank, 7 - rank, rank % 4, "exchange: waits in receive on lane tensor", peer, (5 - rank) * S)
+def stuck(recording: Recording, *waits_for: int | None) -> Recording:
+    """The same recording, of a run that failed with its ranks waiting so."""
+    recording.stands = [
+        Stand(rank, 7 - rank, rank % 4, "exchange: waits in receive on lane tensor", peer, (5 - rank) * S)
         for rank, peer in enumerate(waits_for)
-    )
+    ]
+    return recording
 
 
 def test_a_failed_run_is_saved_with_the_place_of_every_rank_and_read_back() -> None:
@@ -60,41 +62,34 @@ def test_a_failed_run_is_saved_with_the_place_of_every_rank_and_read_back() -> N
         app, ["run", "unit", "--set", "links.send=rendezvous", "--set", "workload.num_chunks=8", "--out", "stuck"]
     )
     assert result.exit_code == 3
-    verdict = read_verdict("stuck")
-    lines = [line for line in verdict.message.splitlines() if line.startswith("  rank ")]
-    assert len(verdict.stands) == len(lines) == 4
-    for stand, line in zip(verdict.stands, lines):
+    stands = open_run("stuck").stands
+    lines = [line for line in read_verdict("stuck").message.splitlines() if line.startswith("  rank ")]
+    assert len(stands) == len(lines) == 4
+    for stand, line in zip(stands, lines):
         phase, _, effect = stand.doing.partition(": ")
         assert line == (
             f"  rank {stand.rank}: iteration {stand.iteration}, slot {stand.slot}, phase {phase}, "
             f"{effect} for rank {stand.waits_for} since {(stand.since_ns or 0) / 1e9:.6f} s"
         )
-    assert [stand.waits_for for stand in verdict.stands] == [1, 2, 3, 0]
+    assert [stand.waits_for for stand in stands] == [1, 2, 3, 0]
 
 
-def test_a_run_that_passes_has_no_such_list_and_an_old_verdict_is_read() -> None:
-    result = run({})
-    assert with_stands(result.verdict, result.setting).stands == ()
-    assert "stands" not in verdict_dict(result.verdict)
-    CliRunner().invoke(app, ["run", "unit", "--out", "old"])
-    assert "stands" not in json.loads(Path("old/verdict.json").read_text())
-    assert read_verdict("old").stands == ()
+def test_a_run_that_passes_has_no_such_list() -> None:
+    assert run({}).recording.stands == []
 
 
-@pytest.mark.parametrize("stand", [{"rank": 1}, {"side": 3}, None, 5, {"side": "", "rank": "x"}])
-def test_a_damaged_list_is_refused(stand: Any) -> None:
-    CliRunner().invoke(app, ["run", "unit", "--out", "mine"])
-    path = Path("mine/verdict.json")
-    path.write_text(json.dumps({**json.loads(path.read_text()), "stands": [stand]}))
-    with pytest.raises(UsageError, match="is not a verdict"):
-        read_verdict("mine")
-    result = CliRunner().invoke(app, ["plot", "mine"])
-    assert (result.exit_code, result.stderr.count("\n")) == (2, 1)
+def test_of_two_pipelines_both_say_where_their_ranks_stood() -> None:
+    result = passed_pair({})
+    assert result.recording.peer is not None
+    failed = SimulationResult(result.recording, Verdict("fail", 3, "by hand"), result.setting)
+    assert [s.rank for s in failed.recording.stands] == [0, 1]
+    assert [s.rank for s in result.recording.peer.stands] == [0, 1]
+    assert {s.doing for s in failed.recording.stands} == {"has ended"}
 
 
 def test_the_picture_has_the_verdict_a_line_for_each_rank_and_marks_at_their_instants(figures: list[Any]) -> None:
-    recording = pipeline(4, 6)
-    verdict = Verdict("fail", 3, "deadlock: all wait\n  rank 0: ...", "INV-40", 0, 7, 0, None, stuck(1, 2, 3, 0))
+    recording = stuck(pipeline(4, 6), 1, 2, 3, 0)
+    verdict = Verdict("fail", 3, "deadlock: all wait\n  rank 0: ...", "INV-40", 0, 7, 0)
     Path("a.png").write_bytes(gantt(recording, Path("a.png"), verdict=verdict).content)
     found = texts(figures[0])
     assert "FAIL (exit code 3, INV-40): deadlock: all wait" in found
@@ -115,8 +110,7 @@ def test_arrows_lead_from_the_one_that_waits_to_the_one_that_is_waited_for(figur
     from matplotlib.colors import to_hex
     from matplotlib.patches import PathPatch
 
-    verdict = Verdict("fail", 3, "watchdog", None, 1, 7, 0, None, stuck(1, 0, 1, None))
-    gantt(pipeline(4, 6), Path("a.png"), verdict=verdict)
+    gantt(stuck(pipeline(4, 6), 1, 0, 1, None), Path("a.png"), verdict=Verdict("fail", 3, "watchdog", None, 1, 7, 0))
     panel = figures[0].axes[-1]
     arrows = {}
     for patch in panel.findobj(PathPatch):
@@ -135,16 +129,15 @@ def test_circles_are_found_wherever_they_begin() -> None:
 
 
 def test_of_two_pipelines_each_has_its_own_ranks() -> None:
-    recording = pipeline(1, 2)
-    recording.peer = pipeline(2, 2)
-    verdict = Verdict("fail", 3, "", stands=stuck(1, None, side="prefill") + stuck(None, side="decode"))
-    assert list(stands_of(verdict, parts_of(recording))) == ["prefill PP0", "prefill PP1", "decode PP0"]
-    assert list(stands_of(verdict, parts_of(recording, "decode"))) == ["decode PP0"]
+    recording = stuck(pipeline(1, 2), None)
+    recording.peer = stuck(pipeline(2, 2), 1, None)
+    assert list(stands_of(parts_of(recording))) == ["prefill PP0", "prefill PP1", "decode PP0"]
+    assert list(stands_of(parts_of(recording, "decode"))) == ["decode PP0"]
 
 
 def test_a_run_that_failed_before_anything_was_computed_has_a_picture_of_words(figures: list[Any]) -> None:
-    verdict = Verdict("unknown", 5, "gave up at iteration 0", stands=stuck(1, None))
-    picture = gantt(Recording(2, name="early"), Path("a.png"), verdict=verdict)
+    verdict = Verdict("unknown", 5, "gave up at iteration 0")
+    picture = gantt(stuck(Recording(2, name="early"), 1, None), Path("a.png"), verdict=verdict)
     assert picture.window is None
     assert "UNKNOWN (exit code 5): gave up at iteration 0" in texts(figures[0])
     assert bars_of(pixels_of_bytes(picture.content), canvas.LEFT, canvas.WIDTH) == []
@@ -168,6 +161,6 @@ def test_the_end_of_a_failed_run_is_shown_and_not_its_middle() -> None:
 
 def test_more_ranks_than_fit_are_counted(figures: list[Any]) -> None:
     num = 70
-    verdict = Verdict("fail", 3, "deadlock", stands=stuck(*[(rank + 1) % num for rank in range(num)]))
-    gantt(pipeline(num, 3), Path("a.png"), verdict=verdict)
+    recording = stuck(pipeline(num, 3), *[(rank + 1) % num for rank in range(num)])
+    gantt(recording, Path("a.png"), verdict=Verdict("fail", 3, "deadlock"))
     assert "and 6 more ranks" in texts(figures[0])

@@ -14,6 +14,7 @@ from ppsim.recording import Recording
 from ppsim.recording.diff import first_difference
 from ppsim.recording.digest import run_digest
 from ppsim.recording.reader import RecordingError, read_lines, read_recording
+from ppsim.recording.schema import Stand
 from ppsim.recording.writer import write_recording
 from tests.unit.handmade import decision, pipeline, two_requests
 
@@ -30,6 +31,7 @@ def everything(r: Recording) -> list[object]:
         *logical,
         r.visits,
         r.messages,
+        r.stands,
         r.spans,
         r.arrivals,
         r.warnings,
@@ -48,6 +50,7 @@ def with_channels(num_messages: int) -> Recording:
         for i in range(num_messages):
             leaves = 10**15 + (i * 7919) % 1000 - 5 * i
             recording.message(src, dst, kind, i // 2, leaves, leaves + i % 3, leaves + i % 3 + (i * i) % 11)
+    recording.stands = [Stand(0, 3, 1, "waits", 2, 10**15), Stand(1, 3, None, "runs", None, None)]
     for rank in range(3):
         recording.visits[rank] = [(i * i * 31 + rank) % (10**12) for i in range(num_messages)]
     return recording
@@ -175,6 +178,8 @@ def test_a_changed_decision_is_noticed_by_the_digest(tmp_path: Path) -> None:
         ('["visits",0,0,[5.0]]', "field 'visits.times': expected an integer"),
         ('["messages",0,1,"hidden",[1,2,3]]', "3 times, expected four a message"),
         ('["messages",0,9,"hidden",[]]', "rank 9, but the run has ranks 0 to 1"),
+        ('["stand",0,1,2,"x",9,null]', "rank 9, but the run has ranks 0 to 1"),
+        ('["stand",0,1,2,"x",null,"soon"]', "field 'stand.since_ns': expected an integer"),
         ("", "is not JSON"),
         ('["span",0,"forward",0,0,0,1e3]', "expected an integer, got 1000.0"),
     ],
