@@ -68,9 +68,10 @@ The forward stream, in order
     pass i                   the pass before, the host at the launch, and                     3.3
       overlap off            all that the schedule stream holds at the launch
       overlap on             the end of the receive of hidden(i)
-      overlap on, after a    the end of that send; graph_fence "commit": all that is queued, at the commit, where that
-      graph's hidden states  send is queued (order "stream": on the rank; "link": to the next rank; "none": itself).
-      were committed         It stays until there is a pass
+      overlap on, after a    the end of that send; graph_fence "commit": all that the communication stream holds behind
+      graph's hidden states  the commit: the rows of the schedule stream above, which is another one then (not
+      were committed         schedule_hold), and with order "stream" every transfer that was queued before.
+                             It stays until there is a pass
     The copy stream adds nothing: it waits for the receive alone.
 """
 
@@ -196,7 +197,7 @@ class RankEquations:
         self.transfers: Name | None = None  # order "stream": the last transfer of this rank, either way
         self.sends: Name | None = None  # order "link": the last one on the link to the next rank
         self.receives: Name | None = None  # and on the link from the rank before
-        self.schedule: Name | None = None  # without overlap: all that the schedule stream holds
+        self.stream: Name | None = None  # all waits that the stream of the communication holds
         self.forwards: Name | None = None  # the last forward pass
         self.fence: Name | None = None  # with overlap: what the next forward pass waits for
         self.hidden_work: list[int] = []  # batches whose hidden states are on their way
@@ -215,9 +216,13 @@ class RankEquations:
         self.host = self.put(iteration, what, host, *[_later(term, ns) for term in terms])
 
     def hold(self, number: int, what: str, *terms: Name | None) -> None:
-        """Without overlap the schedule stream waits for something; all that is queued behind it waits too."""
-        if not self.p.overlap:
-            self.schedule = self.put(number, what, self.schedule, *terms)
+        """The stream waits for something; all that is queued behind it waits too."""
+        self.stream = self.put(number, what, self.stream, *terms)
+
+    @property
+    def schedule(self) -> Name | None:
+        """What the schedule stream holds: without overlap the communication's waits, with overlap nothing."""
+        return None if self.p.overlap else self.stream
 
     def batch(self, iteration: int) -> Batch | None:
         return self.batches[iteration] if 0 <= iteration < len(self.batches) else None
@@ -257,12 +262,13 @@ class RankEquations:
         if batch is not None:
             self.launch(i, batch)
         sends = "" if batch is None or self.is_last else p.hidden_send
-        if sends == "after_launch" and p.early_send == "before_exchange":
+        before_exchange = p.early_send == "before_exchange" and not exchanges_first
+        if sends == "after_launch" and before_exchange:
             self.send_hidden(i)
         if not exchanges_first:
             self.exchange(i)
         self.step(i, "[exchanged]")
-        if sends == "after_launch" and p.early_send == "after_exchange":
+        if sends == "after_launch" and not before_exchange:
             self.send_hidden(i)
         self.harvest(i)
         self.step(i, "[harvested]")
@@ -311,7 +317,7 @@ class RankEquations:
         p = self.p
         if p.pp_size == 1:
             return
-        self.commit(i, "output", self.output_work)
+        self.commit("output", self.output_work)
         sent = released_by(p, self.batches, self.rank, i)
         taken = communicating(self.batches, i - (p.num_slots - 1))
         receive_first = p.exchange_order == "parity" and self.rank % 2 == 1
@@ -356,7 +362,7 @@ class RankEquations:
         self.sends = end
         self.transfers = end
         self.hold(b, f"{kind} event held", ready)
-        if p.schedule_hold == "post":
+        if p.schedule_hold == "post" and not p.overlap:
             self.hold(b, f"{kind} send held", end)
 
     def release(self, b: int, kind: str) -> None:
@@ -399,7 +405,7 @@ class RankEquations:
             self.release(sent, "output")
         self.transfers = self.put(taken, "pair over", own, self.transfers)
 
-    def commit(self, i: int, kind: str, work: list[int]) -> None:
+    def commit(self, kind: str, work: list[int]) -> None:
         """Wait on the host until the metadata was taken; the stream waits for the payload."""
         for b in work:
             if self.p.commit == "all":
@@ -409,12 +415,17 @@ class RankEquations:
         work.clear()
 
     def commit_hidden(self) -> None:
-        for b in self.hidden_work:
-            batch = self.batches[b]
-            if self.p.overlap and batch is not None and batch.graph:
-                fences = {"stream": self.transfers, "link": self.sends, "none": (self.rank, b, "hidden sent")}
-                self.fence = (self.rank, b, "hidden sent") if self.p.graph_fence == "send" else fences[self.p.order]
-        self.commit(0, "hidden", self.hidden_work)
+        """With overlap the next pass waits for hidden states that lie in a graph's own buffer."""
+        fenced = [b for b in self.hidden_work if self.p.overlap and self.in_graph(b)]
+        self.commit("hidden", self.hidden_work)
+        for b in fenced:
+            self.fence = (self.rank, b, "hidden sent")
+            if self.p.graph_fence == "commit":
+                self.fence = self.put(b, "fence", self.stream, self.transfers if self.p.order == "stream" else None)
+
+    def in_graph(self, b: int) -> bool:
+        batch = self.batch(b)
+        return batch is not None and batch.graph
 
 
 def _later(term: Term | None, ns: int) -> Term | None:
