@@ -23,8 +23,8 @@ The host
     send an output           rendezvous_hold "received" the payload has been received, on the
                              receiver's stream. Control lists are never rendezvous
     paired output exchange   both are posted at the same moment; the host goes on when the    3.4
-                             metadata is here: a send in a pair never blocks. One that has no
-                             receive beside it is an ordinary one
+                             metadata is here and, rendezvous, its own send is released.
+                             A message that comes alone is an ordinary one
     commit hidden, output    rank k+1 has asked for it ("received": has its metadata). Only   3.1
                              with commit "all". The stream's part (below) in any case
     launch                   nothing, takes no time                                           1.6
@@ -49,8 +49,9 @@ each other; "none": nobody queues. This is so with overlap and without.
     send output(b), last     order                   host, the end of pass b                  1.5
     send output(b), others   order                   host, its own receive of output(b)       1.5
       all three, rendezvous                          also: the receiver has asked             13
-      all three, payload "matched" without overlap   also: the receive was posted, with the   13, 3.3, 1.9
-                                                     metadata (its own stream may be behind)
+      all three, payload "matched" without overlap   also: the receive has begun there, in    13, 3.3
+                                                     its turn. One stream in which all ranks
+                                                     send first locks
       its end                bytes over bandwidth later, + latency with latency_on_stream; the payload arrives at
                              bytes over bandwidth + latency in any case
     receive hidden, output   order                   host behind the metadata; ends when the  3.1, 3.2
@@ -263,13 +264,12 @@ class RankEquations:
         if batch is not None:
             self.launch(i, batch)
         sends = "" if batch is None or self.is_last else p.hidden_send
-        before_exchange = p.early_send == "before_exchange" and not exchanges_first
-        if sends == "after_launch" and before_exchange:
+        if sends == "after_launch" and p.early_send == "before_exchange":
             self.send_hidden(i)
         if not exchanges_first:
             self.exchange(i)
         self.step(i, "[exchanged]")
-        if sends == "after_launch" and not before_exchange:
+        if sends == "after_launch" and p.early_send == "after_exchange":
             self.send_hidden(i)
         self.harvest(i)
         self.step(i, "[harvested]")
@@ -356,7 +356,7 @@ class RankEquations:
             if waits:
                 self.release(b, kind)
         turn = {"stream": self.transfers, "link": self.sends, "none": None}[p.order]
-        matched = (peer, b, f"{kind} metadata") if p.payload == "matched" and not p.overlap else None
+        matched = (peer, b, f"{kind} receive") if p.payload == "matched" and not p.overlap else None
         start = self.put(b, f"{kind} send", posted, asked, ready, turn, matched)
         end = self.put(b, f"{kind} sent", (start, wire_ns + (p.latency_ns if p.latency_on_stream else 0)))
         self.put(b, f"{kind} arrives", (start, wire_ns + p.latency_ns))
@@ -396,12 +396,14 @@ class RankEquations:
         self.hold(b, f"{kind} receive held", done)
 
     def send_and_receive(self, sent: int, taken: int) -> None:
-        """One submission of both: neither waits for the other's transfer, and the host only for the metadata."""
+        """One submission of both: neither waits for the other, and the host for both."""
         before, ready = self.transfers, (self.rank, sent, "forward end" if self.is_last else "output received")
         self.send_output(sent, waits=False)
         own = self.transfers
         self.transfers = self.put(taken, "pair", before, ready)
         self.receive(taken, "output")
+        if self.p.send == "rendezvous":
+            self.release(sent, "output")
         self.transfers = self.put(taken, "pair over", own, self.transfers)
 
     def commit(self, kind: str, work: list[int]) -> None:

@@ -185,7 +185,8 @@ def differences(s: Scenario) -> list[Difference]:
 
 def decided(s: Scenario) -> Recording:
     """The same decisions from a run that cannot stand still: nothing waits for anybody."""
-    links = s.links.model_copy(update={"send": "eager"})
+    free = {"send": "eager"} | ({"payload": "eager"} if "payload" in Links.model_fields else {})
+    links = s.links.model_copy(update=free)
     return simulate(s.model_copy(update={"links": links})).recording
 
 

@@ -190,13 +190,12 @@ def test_without_overlap_a_posted_send_holds_the_schedule_stream_or_only_a_commi
     assert at(times, 1, 1, "forward") == ticks
 
 
-@pytest.mark.parametrize(("payload", "ticks"), [("eager", 1), ("matched", 5)])
+@pytest.mark.parametrize(("payload", "ticks"), [("eager", 11), ("matched", 20)])
 def test_without_overlap_a_payload_may_wait_for_its_receive(payload: str, ticks: float) -> None:
-    """Control messages take 5: rank 1 posts the receive of hidden states 0 at 5, when it has list 0 and the metadata.
-    They were computed at 1, and pass 1 of stage 0 waits for the committed send."""
-    times = times_of(2, [1, 1], overlap=False, order="link", payload=payload, control_ns=5 * TICK, commit="none")
-    assert at(times, 0, 0, "hidden arrives") == ticks
-    assert at(times, 0, 1, "forward") == ticks
+    """Three stages. Stage 1 queues its receive of hidden states 1 behind its send of hidden states 0, at 20. Stage 0
+    has computed them at 11, and its pass 2 waits for the committed send."""
+    times = times_of(3, [10, 1, 1], overlap=False, payload=payload)
+    assert at(times, 0, 2, "forward") == ticks
 
 
 @pytest.mark.parametrize(("read", "ticks"), [("arrival", 2), ("schedule_stream", 101)])
@@ -256,6 +255,13 @@ def test_payloads_on_one_link_follow_each_other(order: str, ticks: float) -> Non
     assert at(times, 0, 1, "hidden arrives") == ticks
 
 
+@pytest.mark.parametrize(("payload", "ticks"), [("eager", 13), ("matched", 14)])
+def test_a_matched_receive_begins_behind_the_one_before_on_its_link(payload: str, ticks: float) -> None:
+    """Hidden states 0 leave at 10 and arrive at 12; hidden states 1 are ready at 11."""
+    times = times_of(3, [10, 1], overlap=False, order="link", payload=payload, latency_ns=2 * TICK)
+    assert at(times, 0, 1, "hidden arrives") == ticks
+
+
 @pytest.mark.parametrize(("read", "ticks"), [("arrival", 2), ("schedule_stream", 7)])
 def test_without_overlap_a_posted_send_holds_the_schedule_stream_until_its_pass_is_over(
     read: str, ticks: float
@@ -290,21 +296,29 @@ def test_a_pair_waits_for_what_it_sends_and_its_receive_not_for_the_transfer(ord
     assert at(times, 1, 0, "harvested") == ticks
 
 
-@pytest.mark.parametrize("hold", ["posted", "received"])
-def test_a_send_in_a_pair_does_not_block(hold: str) -> None:
+@pytest.mark.parametrize(("hold", "ticks"), [("posted", 2), ("received", 7)])
+def test_a_blocking_pair_holds_its_host_as_a_blocking_send_does(hold: str, ticks: float) -> None:
     """Both ranks come to the pair of output 1 and output 0 at 2; output 1 is computed at 2..7."""
     keys: dict[str, Any] = {"send": "rendezvous", "exchange_order": "paired", "order": "link"}
     times = times_of(2, [(1, 1), (1, 5)], overlap=True, rendezvous_hold=hold, **keys)
     assert at(times, 1, 1, "forward") == 2
-    assert at(times, 1, 1, "[exchanged]") == 2
+    assert at(times, 1, 1, "[exchanged]") == ticks
 
 
-@pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("pp_size", [2, 3, 5])
-def test_payloads_that_wait_on_the_device_never_lock(pp_size: int, order: str) -> None:
-    """Sends that do not block their host never lock (protocol.md 1.9): every host comes to its receives."""
-    times = times_of(pp_size, [1] * 9, overlap=False, payload="matched", order=order)
-    assert at(times, pp_size - 1, 8, "forward end") == 9 + pp_size - 1
+def test_matched_payloads_in_one_stream_lock_where_all_ranks_send_first(pp_size: int) -> None:
+    """The ring of protocol.md 1.9 on the device: each send waits for a receive that stands behind a send. Two links, or
+    odd ranks that receive first, let all M + P - 1 ticks go by."""
+    keys: dict[str, Any] = {"overlap": False, "payload": "matched"}
+    assert times_of(pp_size, [1] * 9, **keys).deadlock is not None
+    for free in ({"order": "link"}, {"exchange_order": "parity"}):
+        assert at(times_of(pp_size, [1] * 9, **keys, **free), pp_size - 1, 8, "forward end") == 9 + pp_size - 1
+
+
+def test_a_matched_receive_begins_when_its_metadata_is_there() -> None:
+    """Hidden states 0 are ready at 1; rank 1 has list 0 and their metadata at 5."""
+    times = times_of(2, [1], overlap=False, order="link", payload="matched", control_ns=5 * TICK)
+    assert at(times, 0, 0, "hidden arrives") == 5
 
 
 @pytest.mark.parametrize(("graph", "ticks"), [(False, 10), (True, 15)])
