@@ -66,7 +66,7 @@ def stopped(setting: Setting, folder: RunFolder, why: str, code: int, rank: int 
     """What there is of a run that was ended from outside, and how far it came."""
     from ppsim.recording import Verdict
     from ppsim.recording.folder import mark_incomplete
-    from ppsim.world.standing import with_stands
+    from ppsim.world.standing import record_stands
 
     first = setting.ranks[0]
     ended, asked = len(setting.watch.ended), setting.watch.num_requests
@@ -78,7 +78,8 @@ def stopped(setting: Setting, folder: RunFolder, why: str, code: int, rank: int 
     mark_incomplete(folder.path, f"{why}\n{far}")
     iteration = first.rank.iteration if rank is None else setting.ranks[rank % len(setting.ranks)].rank.iteration
     verdict = Verdict("unknown", code, f"{why}\n{far}", None, rank, iteration)
-    return setting.recording, with_stands(verdict, setting)
+    record_stands(setting)
+    return setting.recording, verdict
 
 
 def conclude(folder: RunFolder, scenario: Scenario, recording: Recording, verdict: Verdict, *, as_json: bool) -> int:

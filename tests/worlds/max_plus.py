@@ -16,12 +16,12 @@ The host
     schedule                 schedule_us (nothing for an empty visit with free_empty_visit)   1.3 step 3
     take hidden states,      asks at once; goes on when the metadata is here: posted there +  1.3 step 4, 3.1
     take an output           control latency. The payload is the stream's affair
-    send hidden states,      eager: nothing. rendezvous: the receiver has asked; with         1.9, 13
-    send an output           rendezvous_hold "received" the payload has been received, on the
-                             receiver's stream. Control lists are never rendezvous
       of a message that      nothing: it was taken, metadata and payload, when it came before 2.5
       is in the inbox        the one that was asked for. Only with early_send "before_exchange"
                              does a rank send in another order than the next one asks
+    send hidden states,      eager: nothing. rendezvous: the receiver has asked; with         1.9, 13
+    send an output           rendezvous_hold "received" the payload has been received, on the
+                             receiver's stream. Control lists are never rendezvous
     paired output exchange   both are posted at the same moment; the host goes on when the    3.4
                              metadata is here and, rendezvous, its own send is released.
                              A message that comes alone is an ordinary one
@@ -49,7 +49,9 @@ each other; "none": nobody queues. This is so with overlap and without.
     send output(b), last     order                   host, the end of pass b                  1.5
     send output(b), others   order                   host, its own receive of output(b)       1.5
       all three, rendezvous                          also: the receiver has asked             13
-      all three, payload "matched" without overlap   also: the receive has begun there        13, 3.3
+      all three, payload "matched" without overlap   also: the receive has begun there, in    13, 3.3
+                                                     its turn. One stream in which all ranks
+                                                     send first locks
       its end                bytes over bandwidth later, + latency with latency_on_stream; the payload arrives at
                              bytes over bandwidth + latency in any case
     receive hidden, output   order                   host behind the metadata; ends when the  3.1, 3.2
@@ -68,9 +70,10 @@ The forward stream, in order
     pass i                   the pass before, the host at the launch, and                     3.3
       overlap off            all that the schedule stream holds at the launch
       overlap on             the end of the receive of hidden(i)
-      overlap on, after a    the end of that send; graph_fence "commit": all that the communication stream holds at the
-      graph's hidden states  commit. Order "stream": every transfer queued; "link" and "none": the waits share it as
-      were committed         they share the schedule stream without overlap. It stays until there is a pass
+      overlap on, after a    the end of that send; graph_fence "commit": all that the communication stream holds behind
+      graph's hidden states  the commit: the rows of the schedule stream above, which is another one then (not
+      were committed         schedule_hold), and with order "stream" every transfer that was queued before.
+                             It stays until there is a pass
     The copy stream adds nothing: it waits for the receive alone.
 """
 
@@ -196,8 +199,7 @@ class RankEquations:
         self.transfers: Name | None = None  # order "stream": the last transfer of this rank, either way
         self.sends: Name | None = None  # order "link": the last one on the link to the next rank
         self.receives: Name | None = None  # and on the link from the rank before
-        self.schedule: Name | None = None  # without overlap: all that the schedule stream holds
-        self.waits: Name | None = None  # with overlap: what the communication stream was told to wait for
+        self.stream: Name | None = None  # all waits that the stream of the communication holds
         self.forwards: Name | None = None  # the last forward pass
         self.fence: Name | None = None  # with overlap: what the next forward pass waits for
         self.hidden_work: list[int] = []  # batches whose hidden states are on their way
@@ -216,12 +218,13 @@ class RankEquations:
         self.host = self.put(iteration, what, host, *[_later(term, ns) for term in terms])
 
     def hold(self, number: int, what: str, *terms: Name | None) -> None:
-        """Without overlap the schedule stream waits for something, with it the communication stream; all that is queued
-        behind it waits too."""
-        if self.p.overlap:
-            self.waits = self.put(number, what, self.waits, *terms)
-        else:
-            self.schedule = self.put(number, what, self.schedule, *terms)
+        """The stream waits for something; all that is queued behind it waits too."""
+        self.stream = self.put(number, what, self.stream, *terms)
+
+    @property
+    def schedule(self) -> Name | None:
+        """What the schedule stream holds: without overlap the communication's waits, with overlap nothing."""
+        return None if self.p.overlap else self.stream
 
     def batch(self, iteration: int) -> Batch | None:
         return self.batches[iteration] if 0 <= iteration < len(self.batches) else None
@@ -315,7 +318,7 @@ class RankEquations:
         p = self.p
         if p.pp_size == 1:
             return
-        self.commit(i, "output", self.output_work)
+        self.commit("output", self.output_work)
         sent = released_by(p, self.batches, self.rank, i)
         taken = communicating(self.batches, i - (p.num_slots - 1))
         receive_first = p.exchange_order == "parity" and self.rank % 2 == 1
@@ -403,7 +406,7 @@ class RankEquations:
             self.release(sent, "output")
         self.transfers = self.put(taken, "pair over", own, self.transfers)
 
-    def commit(self, i: int, kind: str, work: list[int]) -> None:
+    def commit(self, kind: str, work: list[int]) -> None:
         """Wait on the host until the metadata was taken; the stream waits for the payload."""
         for b in work:
             if self.p.commit == "all":
@@ -413,13 +416,17 @@ class RankEquations:
         work.clear()
 
     def commit_hidden(self) -> None:
-        work, p = list(self.hidden_work), self.p
-        self.commit(0, "hidden", self.hidden_work)
-        for b in work:
-            batch = self.batches[b]
-            if p.overlap and batch is not None and batch.graph:
-                held = self.transfers if p.order == "stream" else self.waits
-                self.fence = (self.rank, b, "hidden sent") if p.graph_fence == "send" else held
+        """With overlap the next pass waits for hidden states that lie in a graph's own buffer."""
+        fenced = [b for b in self.hidden_work if self.p.overlap and self.in_graph(b)]
+        self.commit("hidden", self.hidden_work)
+        for b in fenced:
+            self.fence = (self.rank, b, "hidden sent")
+            if self.p.graph_fence == "commit":
+                self.fence = self.put(b, "fence", self.stream, self.transfers if self.p.order == "stream" else None)
+
+    def in_graph(self, b: int) -> bool:
+        batch = self.batch(b)
+        return batch is not None and batch.graph
 
 
 def _later(term: Term | None, ns: int) -> Term | None:
