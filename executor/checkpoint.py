@@ -8,12 +8,12 @@ A safetensors file is: 8 bytes little-endian length n, n bytes JSON {name: {dtyp
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ppsim.errors import UsageError
+from ppsim.parsing import parse_json
 from ppsim.scenario.tree import Model
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own limit
@@ -62,7 +62,7 @@ def checkpoint_model(folder: str, model: Model, known: tuple[str, ...]) -> Model
 
 def read_json(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = parse_json(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{path} does not exist") from None
     except (OSError, ValueError) as error:
@@ -92,7 +92,7 @@ def read_header(path: Path) -> dict[str, Any]:
             size = int.from_bytes(file.read(8), "little")
             if not 2 <= size <= MAX_HEADER_BYTES:
                 raise ValueError(f"header length {size} is impossible")
-            header = json.loads(file.read(size))
+            header = parse_json(file.read(size))
             end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
             found = path.stat().st_size
             if found < 8 + size + end:

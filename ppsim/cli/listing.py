@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from pathlib import Path
 
 import typer
@@ -36,8 +35,10 @@ def scenarios(as_json: JsonOption = False) -> int:
 
 def description(path: Path) -> str:
     """The first line of a scenario's description; a file that cannot be read is told on stderr."""
+    from ppsim.parsing import parse_toml
+
     try:
-        text = str(tomllib.loads(path.read_text(encoding="utf-8")).get("description", ""))
+        text = str(parse_toml(path.read_text(encoding="utf-8")).get("description", ""))
     except (OSError, ValueError) as error:
         say(f"ppsim: {path}: {error}")
         return ""

@@ -6,7 +6,6 @@ Words as the public configs use them: one spelling of a field per family, the kn
 
 from __future__ import annotations
 
-import json
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,6 +18,7 @@ from typing import Any
 from ppsim.cost.attention import GroupedQuery, Latent
 from ppsim.cost.model import ModelShape, Moe
 from ppsim.errors import ScenarioError
+from ppsim.parsing import parse_json
 
 TYPE_BYTES = {
     "float32": 4.0,
@@ -42,6 +42,7 @@ QUANT_BYTES = {
     "gptq": 0.5,
 }
 MAX_LAYERS = 4096
+MAX_SIZE = 2**24  # of a dimension, a number of heads or experts
 STORED_ONLY = ("awq", "gptq")  # four bits in memory, multiplied in the model's own type
 
 
@@ -95,7 +96,7 @@ def load_model(name_or_path: str, kv_dtype: str | None = None, weight_dtype: str
 def read_config(path: Path) -> Mapping[str, Any]:
     """Raises ScenarioError if the file is missing, unreadable or not a JSON object."""
     try:
-        data = json.loads(path.read_text("utf-8"))
+        data = parse_json(path.read_text("utf-8"))
     except OSError as error:
         raise ScenarioError(str(path), f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:
@@ -231,5 +232,7 @@ def _positive(config: Mapping[str, Any], name: str, field: str) -> int:
     if value is None:
         raise ScenarioError(f"{name}: {field}", "is missing", "the cost of a forward pass cannot be told without it")
     if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ScenarioError(f"{name}: {field}", f"must be a positive integer, got {value!r}")
+        raise ScenarioError(f"{name}: {field}", f"must be a positive integer, got {str(value)[:60]!r}")
+    if value > MAX_SIZE:
+        raise ScenarioError(f"{name}: {field}", f"must be at most {MAX_SIZE}, got {str(value)[:30]}")
     return value

@@ -13,6 +13,7 @@ from pathlib import Path
 from hypothesis.database import DirectoryBasedExampleDatabase
 
 from ppsim.fuzz.experiment import Experiment, is_valid
+from ppsim.parsing import parse_json
 
 EXAMPLES = "examples"
 
@@ -61,7 +62,7 @@ class ExampleDatabase:
 def parsed(text: bytes) -> Kept | None:
     """What ``as_bytes`` made; None where somebody else made it."""
     try:
-        content = json.loads(text)
+        content = parse_json(text)
         raw, tape, is_small = content["raw"], tuple(int(value) for value in content["tape"]), bool(content["small"])
     except (ValueError, KeyError, TypeError):
         return None

@@ -16,6 +16,7 @@ from typing import Any
 
 from ppsim.errors import UsageError
 from ppsim.fuzz.experiment import USUAL, Experiment, MakeHooks, Outcome, Signature, Terms, run_experiment
+from ppsim.parsing import parse_json
 from ppsim.planted import hooks_for, load_plugin
 
 FORMAT = 1
@@ -83,11 +84,13 @@ def save(path: Path, repro: Repro) -> None:
 def load(path: str) -> Repro:
     """Read a file. Raises UsageError that says what is damaged or missing."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        content = parse_json(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
     except json.JSONDecodeError as error:
         raise UsageError(f"{path}:{error.lineno}: not a reproduction: {error.msg}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: not a reproduction: {error}") from None
     return parse(path, content)
 
 

@@ -34,6 +34,8 @@ class BadField(ValueError):
 def integer(value: Any) -> int:
     if type(value) is not int:
         raise TypeError("an integer")
+    if not -(2**127) <= value < 2**127:  # what costs more than all time there is has a place, and still makes a float
+        raise TypeError("an integer of at most 128 bits")
     return value
 
 

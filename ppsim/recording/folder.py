@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ppsim.errors import UsageError
+from ppsim.parsing import parse_json
 from ppsim.recording.reader import RecordingError, read_recording
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import Verdict
@@ -217,7 +218,7 @@ def read_verdict(run: str) -> Verdict:
     """The verdict beside a recording; unknown where there is only the recording."""
     path = find_recording(run).parent / VERDICT
     try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
+        fields = parse_json(path.read_text(encoding="utf-8"))
         return Verdict(**fields)
     except FileNotFoundError:
         return Verdict("unknown", 5, f"{path} is missing")

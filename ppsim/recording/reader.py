@@ -13,6 +13,7 @@ from typing import Any
 
 from ppsim.core.effects import Decision, Harvest
 from ppsim.errors import UsageError
+from ppsim.parsing import parse_json
 from ppsim.recording.codec import BadField, messages_of, parse_row, visits_of
 from ppsim.recording.digest import run_digest
 from ppsim.recording.record import Recording
@@ -79,19 +80,21 @@ def read_row(path: str, number: int, line: str) -> tuple[str, list[Any]]:
     if not line.endswith("\n"):
         raise RecordingError(path, number, "the line is cut off: the recording is not complete")
     try:
-        return parse_row(json.loads(line))
+        return parse_row(parse_json(line))
     except json.JSONDecodeError as error:
         raise RecordingError(path, number, f"is not JSON at column {error.colno}: {error.msg}") from None
     except BadField as error:
         came = repr(error.came)
         came = came if len(came) <= 60 else came[:57] + "..."
         raise RecordingError(path, number, f"field {error.field!r}: expected {error.expected}, got {came}") from None
+    except ValueError as error:
+        raise RecordingError(path, number, f"cannot be read: {error}") from None
 
 
 def read_header(path: str, line: str) -> Recording:
     try:
-        head = json.loads(line)
-    except json.JSONDecodeError:
+        head = parse_json(line)
+    except ValueError:
         head = None
     if not isinstance(head, dict) or head.get("format") != SCHEMA:
         raise RecordingError(path, 1, f'is not a recording: expected a header with "format":"{SCHEMA}"')

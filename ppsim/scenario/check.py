@@ -8,7 +8,7 @@ from __future__ import annotations
 from ppsim.errors import ScenarioError
 from ppsim.scenario.hicache import check_hicache
 from ppsim.scenario.stagecost import stage_cost
-from ppsim.scenario.tree import MAX_TOKENS, Scenario
+from ppsim.scenario.tree import MAX_RANKS, MAX_TOKENS, Scenario
 
 
 def check_scenario(s: Scenario) -> None:
@@ -28,6 +28,12 @@ def check_cluster(s: Scenario) -> None:
             "cluster.pp_size",
             f"{c.pp_size} stages, but the model has only {s.model.num_hidden_layers} layers",
             "every stage needs at least one layer",
+        )
+    if c.pp_size * c.tp_replicas > MAX_RANKS:
+        raise ScenarioError(
+            "cluster.tp_replicas",
+            f"{c.tp_replicas} on each of {c.pp_size} stages are {c.pp_size * c.tp_replicas} ranks, at most {MAX_RANKS}",
+            "fewer stages, or fewer replicas",
         )
     if c.tp_replicas > c.tp_size:
         raise ScenarioError("cluster.tp_replicas", f"{c.tp_replicas} is more than cluster.tp_size {c.tp_size}")

@@ -23,10 +23,11 @@ def check_requests_fit(s: Scenario, specs: Sequence[NewRequest]) -> None:
     if s.workload.source not in BLAME:
         return
     for rid, reason in never_served(s, specs):
+        reserve = ", a smaller disaggregation.num_reserved_decode_tokens" if "decode reserve" in reason else ""
         raise ScenarioError(
             BLAME[s.workload.source],
             f"request {rid} could never run: {reason}",
-            "a shorter prompt or output, a larger scheduler.max_total_tokens or scheduler.context_length",
+            f"a shorter prompt or output, a larger scheduler.max_total_tokens or scheduler.context_length{reserve}",
         )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from ppsim.errors import ScenarioError, UsageError
+from ppsim.parsing import TOO_DEEP, parse_toml
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.tree import Scenario
 
@@ -26,11 +27,11 @@ def load_scenario(name_or_path: str, overrides: Iterable[str] = (), *, seed: int
     """Load, override, validate. Raises ScenarioError or UsageError; never anything else for bad input."""
     path = find_scenario(name_or_path)
     try:
-        raw = tomllib.loads(path.read_text(encoding="utf-8"))
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: not valid TOML: {error}") from None
+        raw = parse_toml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: not valid TOML: {error}") from None
     pairs = parse_overrides(overrides)
     for key, value in pairs:
         put(raw, key, value)
@@ -71,9 +72,11 @@ def parse_overrides(overrides: Iterable[str]) -> list[tuple[str, Any]]:
         if not equals or not key.strip():
             raise UsageError(f"--set {text!r}: expected key=value, for example cluster.pp_size=4")
         try:
-            parsed = tomllib.loads(f"value = {value}")["value"]
+            parsed = parse_toml(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
             parsed = value
+        except ValueError as error:
+            raise UsageError(f"--set {shortened(key)}=...: {error}") from None
         pairs.append((key.strip(), parsed))
     return pairs
 
@@ -97,6 +100,8 @@ def validate(raw: Mapping[str, Any]) -> Scenario:
         return Scenario.model_validate_json(json.dumps(raw, default=str))
     except ValidationError as error:
         raise first_problem(error) from None
+    except RecursionError:
+        raise ScenarioError("scenario", TOO_DEEP) from None
     except ValueError as error:
         raise ScenarioError("scenario", str(error)) from None
 
@@ -124,9 +129,15 @@ def first_problem(error: ValidationError) -> ScenarioError:
     if problem["type"] == "extra_forbidden":
         near = get_close_matches(where[-1], sorted(known_keys(where[:-1])), n=1, cutoff=0.5)
         known = ", ".join(sorted(known_keys(where[:-1])))
-        return ScenarioError(field, "unknown key", f"did you mean {near[0]!r}?" if near else f"known here: {known}")
+        hint = f"did you mean {near[0]!r}?" if near else f"known here: {known}"
+        return ScenarioError(shortened(field), "unknown key", hint)
     came = problem.get("input")
-    return ScenarioError(field, f"{problem['msg']}, got {came!r}")
+    return ScenarioError(shortened(field), f"{problem['msg']}, got {shortened(repr(came))}")
+
+
+def shortened(text: str) -> str:
+    """No longer than a line."""
+    return text if len(text) <= 200 else f"{text[:190]}... ({len(text)} characters)"
 
 
 def place_of(loc: tuple[int | str, ...]) -> list[str]:

@@ -8,12 +8,43 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+MAX_COUNT = 2**31 - 1
+MAX_TOKENS = 2**24  # of one request: more than any context, little enough to hold in memory
+MAX_ITERATION = 100_000  # in which something may be planned: so many iterations of nothing take a minute
+MAX_DELAY = 10_000  # iterations that a fact may be late; twice as many without a batch count as a livelock
+MAX_STAGES, MAX_RANKS = 1024, 4096  # of a pipeline; with their replicas
+MAX_ROWS = 100_000  # requests that run at once: each has a row in the table of each rank
+MAX_REQUESTS = 1_000_000
+MAX_AMOUNT = 1e12  # in ms 31 years, in us 11 days, in GB/s more than any wire
+
+Positive = Annotated[int, Field(gt=0, le=MAX_COUNT)]
+NonNegative = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+Tokens = Annotated[int, Field(gt=0, le=MAX_TOKENS)]
+Size = Annotated[int, Field(gt=0, le=2**24)]  # of a tensor's dimension
+Stages = Annotated[int, Field(gt=0, le=MAX_STAGES)]
+Rows = Annotated[int, Field(gt=0, le=MAX_ROWS)]
+Iteration = Annotated[int, Field(ge=0, le=MAX_ITERATION)]
+Delay = Annotated[int, Field(ge=0, le=MAX_DELAY)]
+Cost = Annotated[float, Field(ge=0, le=MAX_AMOUNT, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+
+
+def zero_or(least: float, meaning: str) -> AfterValidator:
+    """0 has a meaning of its own, and nothing between 0 and the smallest amount may be rounded to it."""
+
+    def check(value: float) -> float:
+        if 0 < value < least:
+            raise ValueError(f"must be 0 ({meaning}) or at least {least:g}")
+        return value
+
+    return AfterValidator(check)
+
+
+LimitMs = Annotated[Cost, zero_or(1e-6, "none")]  # of time; a nanosecond is the unit of the clock
+Bandwidth = Annotated[Cost, zero_or(1e-9, "infinite")]  # GB/s: a byte a second
+PositiveRate = Annotated[float, Field(ge=1e-9, le=MAX_AMOUNT, allow_inf_nan=False)]
 
 
 class Section(BaseModel):
@@ -25,11 +56,11 @@ class Section(BaseModel):
 class Cluster(Section):
     """Ranks and devices."""
 
-    pp_size: Positive = 4
+    pp_size: Stages = 4
     tp_size: Positive = 1  # enters the cost
     cp_size: Positive = 1  # context-parallel ranks of a stage; enters the cost, as an estimate
-    tp_replicas: Positive = 1  # tensor-parallel ranks of a stage that run as scheduler replicas of their own
-    pp_async_batch_depth: NonNegative = 0
+    tp_replicas: Stages = 1  # tensor-parallel ranks of a stage that run as scheduler replicas of their own
+    pp_async_batch_depth: Annotated[int, Field(ge=0, le=MAX_STAGES)] = 0
     comm_overlap: bool = False  # a communication stream of its own (SGLANG_PP_COMM_OVERLAP)
     cuda_graph: bool = True  # decode batches run as a graph: their hidden states live in a static buffer
 
@@ -44,7 +75,7 @@ class Scheduler(Section):
     chunk_counts_as_row: bool | None = None  # a continued chunk counts among the rows its batch takes (sglang)
     evict_ahead: bool | None = None  # allocations evict a page a request, and 20 steps behind a retraction (sglang)
     schedule_policy: Literal["fcfs", "lpm"] = "fcfs"
-    chunked_prefill_size: int = 8192  # tokens; -1: no chunking
+    chunked_prefill_size: Annotated[int, Field(le=MAX_TOKENS)] = 8192  # -1: no chunking
     enable_dynamic_chunking: bool = False  # chunks of equal time for a prompt that is being continued
     dynamic_chunking_smooth_factor: Annotated[float, Field(ge=0, le=1)] = 0.75  # 0: off, 1: follows the model
     chunk_planner: Literal["sglang", "equal_time", "optimal"] = "sglang"  # who makes the chunk table
@@ -54,14 +85,14 @@ class Scheduler(Section):
     prefill_decode_interval: NonNegative = 0  # iterations of decode forced after a prefill
     max_consecutive_prefills: NonNegative = 0  # prefill batches in a row of a slot that has requests to decode; 0: any
     max_consecutive_chunks: NonNegative = 0  # chunks in a row of one prompt while others wait; 0: any number
-    schedule_conservativeness: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0
-    max_running_requests: Positive = 256
-    pp_max_micro_batch_size: NonNegative = 0  # 0: max(max_running_requests // pp_size, 1)
+    schedule_conservativeness: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)] = 1.0
+    max_running_requests: Rows = 256
+    pp_max_micro_batch_size: Annotated[int, Field(ge=0, le=MAX_ROWS)] = 0  # 0: max(max_running_requests // pp_size, 1)
     max_total_tokens: Positive | tuple[Positive, ...] | None = None  # KV pool of each rank; None: from the memory
-    page_size: Positive = 1
+    page_size: Tokens = 1
     disable_radix_cache: bool = False
-    context_length: Positive = 131072
-    clip_max_new_tokens: Positive = 4096
+    context_length: Tokens = 131072
+    clip_max_new_tokens: Tokens = 4096
     reserve_decode: Literal["slot", "all_slots"] = "slot"  # whose decode growth an admission reserves
     hidden_send: Literal["after_harvest", "after_launch"] = "after_harvest"
     skip_pure_chunked_output_comm: bool = False
@@ -72,13 +103,13 @@ class Model(Section):
     """Shape of the model. ``path`` is a local checkpoint folder for the executor (config.json and safetensors)."""
 
     architecture: Literal["llama", "qwen3"] = "llama"
-    num_hidden_layers: Positive = 32
-    hidden_size: Positive = 4096
-    intermediate_size: Positive = 14336
-    num_attention_heads: Positive = 32
-    num_key_value_heads: Positive = 8
-    head_dim: Positive = 128
-    vocab_size: Positive = 128256
+    num_hidden_layers: Annotated[int, Field(gt=0, le=4096)] = 32
+    hidden_size: Size = 4096
+    intermediate_size: Size = 14336
+    num_attention_heads: Size = 32
+    num_key_value_heads: Size = 8
+    head_dim: Size = 128
+    vocab_size: Annotated[int, Field(gt=0)] = 128256
     tie_word_embeddings: bool = False
     dtype_bytes: Literal[1, 2, 4] = 2
     layer_partition: tuple[Positive, ...] | None = None  # layers of each stage; None: even, remainder to the last
@@ -90,8 +121,8 @@ class Gpu(Section):
     """Memory of one GPU; with the model it gives the KV pool where scheduler.max_total_tokens is not set."""
 
     key: str | None = None  # a GPU of the table (cost.source roofline); its memory replaces memory_gb
-    memory_gb: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 80.0
-    nic_gb_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # network of a GPU; None: the table
+    memory_gb: Annotated[float, Field(ge=1e-9, le=1e6, allow_inf_nan=False)] = 80.0
+    nic_gb_per_s: PositiveRate | None = None  # network of a GPU; None: the table
     mem_fraction_static: Fraction = 0.85
 
 
@@ -106,8 +137,10 @@ class CostTree(Section):
 
     source: Literal["unit", "quadratic", "roofline"] = "quadratic"
     unit_ms: Cost = 1000.0
-    efficiency: Fraction = 0.6  # roofline: reached share of the peak arithmetic rate
-    tp_gb_per_s: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None  # roofline: all-reduce ring
+    efficiency: Annotated[float, Field(ge=1e-6, le=1, allow_inf_nan=False)] = (
+        0.6  # roofline: reached share of the peak arithmetic rate
+    )
+    tp_gb_per_s: PositiveRate | None = None  # roofline: all-reduce ring
     slot_ms: tuple[Cost, ...] = ()
     prefill_floor_ms: Cost = 0.0
     prefill_c_ms: Cost = 2.0
@@ -127,7 +160,7 @@ class Links(Section):
 
     latency_us: Cost = 0.0
     control_latency_us: Cost | None = None  # None: control messages pay the link's latency
-    bandwidth_gb_per_s: Cost = 0.0
+    bandwidth_gb_per_s: Bandwidth = 0.0
     jitter_us: Cost = 0.0  # each message: a uniform extra delay from the seed, never out of order
     # rendezvous: the host is held in a tensor send (rendezvous_hold), and its payload leaves once it is asked for
     send: Literal["eager", "rendezvous"] = "eager"
@@ -164,10 +197,6 @@ class Host(Section):
     stage_jitter_percent: Annotated[float, Field(ge=0, le=100)] = 0.0  # each forward: uniform extra time from the seed
 
 
-MAX_TOKENS = 2**24  # of one request: more than any context, little enough to hold in memory
-Tokens = Annotated[int, Field(gt=0, le=MAX_TOKENS)]
-
-
 class Length(Section):
     """Distribution of a length in tokens.
 
@@ -177,7 +206,7 @@ class Length(Section):
 
     kind: Literal["fixed", "uniform", "lognormal"] = "fixed"
     value: Tokens = 1024
-    mean: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1024.0
+    mean: Annotated[float, Field(ge=1e-3, le=MAX_TOKENS, allow_inf_nan=False)] = 1024.0
     sigma: Annotated[float, Field(ge=0, le=10)] = 1.0
     min: Tokens = 1
     max: Tokens = 131072
@@ -191,14 +220,16 @@ class ScriptedRequest(Section):
     """
 
     rid: Annotated[str, Field(min_length=1)]
-    at_iteration: NonNegative | None = None
+    at_iteration: Iteration | None = None
     at_ms: Cost | None = None
     prompt: Tokens
-    output: Positive = 1
+    output: Tokens = 1
     prefix_blocks: tuple[Annotated[int, Field(ge=0, lt=2**63)], ...] = ()
-    stop_after: NonNegative = 0  # the n-th sampled token is the stop token, without it the request has none; 0: never
+    stop_after: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = (
+        0  # the n-th sampled token is the stop token, without it the request has none; 0: never
+    )
     ignore_eos: bool = False
-    priority: int = 0
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = 0
     return_logprob: bool = False
     grammar: str | None = None  # a grammar that every rank compiles before the request may run
 
@@ -208,7 +239,7 @@ class ScriptedAbort(Section):
 
     rid: str = ""
     abort_all: bool = False
-    at_iteration: NonNegative | None = None
+    at_iteration: Iteration | None = None
     at_ms: Cost | None = None
     side: Literal["both", "prefill", "decode"] = "both"  # two pipelines: which of them is told
 
@@ -217,7 +248,7 @@ class ScriptedFlush(Section):
     """A request to empty the radix cache; refused while anything is in flight. Its reply has the id given here."""
 
     rid: Annotated[str, Field(min_length=1)] = "flush"
-    at_iteration: NonNegative
+    at_iteration: Iteration
 
 
 class Workload(Section):
@@ -228,16 +259,24 @@ class Workload(Section):
     aborts: tuple[ScriptedAbort, ...] = ()
     flushes: tuple[ScriptedFlush, ...] = ()
     num_chunks: Positive = 1  # source "chunks": one prompt of so many full chunks, one output token
-    num_requests: NonNegative | None = None  # generated: how many (None: 32); trace: the first so many (None, 0: all)
+    num_requests: Annotated[int, Field(ge=0, le=MAX_REQUESTS)] | None = (
+        None  # generated: how many (None: 32); trace: the first so many (None, 0: all)
+    )
     arrival: Literal["poisson", "fixed", "burst"] = "poisson"  # fixed: equal gaps; burst: all at time 0
     rate_per_s: Annotated[float, Field(ge=1e-6, le=1e9)] = 1.0
     input_length: Length = Length()
     output_length: Length = Length(value=64)
-    num_prefixes: NonNegative = 0  # generated: requests start with one of so many shared prefixes
-    prefix_tokens: NonNegative = 0  # part of the input_length; a shorter prompt is the prefix alone
+    num_prefixes: Annotated[int, Field(ge=0, le=MAX_REQUESTS)] = (
+        0  # generated: requests start with one of so many shared prefixes
+    )
+    prefix_tokens: Annotated[int, Field(ge=0, le=MAX_TOKENS)] = (
+        0  # part of the input_length; a shorter prompt is the prefix alone
+    )
     block_tokens: Tokens = 512  # tokens of one hash_id or prefix block
     trace: str | None = None  # Mooncake JSONL or Azure CSV; None: the shipped generated trace
-    time_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # arrival times are multiplied by it
+    time_scale: Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)] = (
+        1.0  # arrival times are multiplied by it
+    )
     ignore_eos: bool = True  # generated, trace. False: each sampled token is the stop token with eos_probability
     eos_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
 
@@ -269,15 +308,15 @@ class Disaggregation(Section):
     num_reserved_decode_tokens: NonNegative = 512
     store_lag_us: Cost = 0.0  # until a rank's status is visible to the first rank
     decode_pp_size: Positive | None = None  # as cluster.pp_size, or 1; None: as cluster.pp_size
-    decode_pp_async_batch_depth: NonNegative = 0
+    decode_pp_async_batch_depth: Annotated[int, Field(ge=0, le=MAX_STAGES)] = 0
     decode_max_total_tokens: Positive | None = None  # KV pool of each decode rank; None: from the memory
-    decode_max_running_requests: Positive | None = None  # None: as scheduler.max_running_requests
+    decode_max_running_requests: Rows | None = None  # None: as scheduler.max_running_requests
     control_latency_us: Cost = 0.0  # of a message from one side to the other
-    kv_bandwidth_gb_per_s: Cost = 0.0  # of each prefill rank's KV link; 0 is infinite
+    kv_bandwidth_gb_per_s: Bandwidth = 0.0  # of each prefill rank's KV link; 0 is infinite
     kv_latency_us: Cost = 0.0
-    bootstrap_timeout_ms: Cost = 300_000.0  # a sender without a place on the decode side fails; 0: never
-    receive_timeout_ms: Cost = 300_000.0  # a receiver that asked for KV and did not get all of it gives up; 0: never
-    lease_ms: Cost = 30_000.0  # one that gave up waits so long for the word that nothing is under way; 0: for ever
+    bootstrap_timeout_ms: LimitMs = 300_000.0  # a sender without a place on the decode side fails; 0: never
+    receive_timeout_ms: LimitMs = 300_000.0  # a receiver that asked for KV and did not get all of it gives up; 0: never
+    lease_ms: LimitMs = 30_000.0  # one that gave up waits so long for the word that nothing is under way; 0: for ever
     kv_faults: tuple[KvFault, ...] = ()
 
 
@@ -299,9 +338,9 @@ class HiCache(Section):
     write_policy: Literal["write_through", "write_back"] = "write_through"  # a copy at insertion, or at eviction
     host_tokens: NonNegative | tuple[NonNegative, ...] | None = None
     host_gb: Cost | tuple[Cost, ...] | None = None  # of one rank: its share of a token's KV makes them tokens
-    device_host_gb_per_s: Cost = 0.0  # of each rank, each way
+    device_host_gb_per_s: Bandwidth = 0.0  # of each rank, each way
     storage: bool = False  # look there when a request arrives
-    storage_gb_per_s: Cost = 0.0  # of each rank
+    storage_gb_per_s: Bandwidth = 0.0  # of each rank
     storage_latency_us: Cost = 0.0  # of each look
     storage_hits: tuple[StorageHit, ...] = ()
 
@@ -314,14 +353,14 @@ class Observation(Section):
 
     what: Literal["grammar", "bootstrap", "transfer", "handshake", "receive", "write", "load", "prefetch"]
     rid: str
-    at: Annotated[tuple[NonNegative, ...], Field(min_length=1)]
+    at: Annotated[tuple[Delay, ...], Field(min_length=1)]
     failed: bool = False
 
 
 class Observations(Section):
     """Local facts: what each rank observes alone. Facts that are not listed come after 0..max_delay iterations."""
 
-    max_delay: NonNegative = 0
+    max_delay: Delay = 0
     listed: tuple[Observation, ...] = ()
     tick_ms: Cost = 0.0  # time of one iteration, for a rank that blocks until a fact is true
 
@@ -337,14 +376,16 @@ class Pause(Section):
     """A rank stops at the start of an iteration: for ``ms``, or for ever (0). It answers nobody meanwhile."""
 
     rank: NonNegative  # rank_id: pp_rank * tp_replicas + tp_rank
-    at_iteration: NonNegative
-    ms: Cost = 0.0
+    at_iteration: Iteration
+    ms: LimitMs = 0.0
 
 
 class Faults(Section):
     """What goes wrong by itself: data, not code."""
 
-    clock_skew_ms: tuple[int, ...] = ()  # of each rank's clock; empty: none
+    clock_skew_ms: tuple[
+        Annotated[int, Field(ge=-MAX_COUNT, le=MAX_COUNT)], ...
+    ] = ()  # of each rank's clock; empty: none
     pauses: tuple[Pause, ...] = ()
 
 
@@ -355,13 +396,13 @@ class Chance(Section):
     stages have bounds of their own (``observations.max_delay``, ``links.jitter_us``, ``host.stage_jitter_percent``).
     """
 
-    max_arrival_delay: NonNegative = 0  # of each request
-    max_abort_delay: NonNegative = 0  # of each abort and flush
+    max_arrival_delay: Delay = 0  # of each request
+    max_abort_delay: Delay = 0  # of each abort and flush
     max_clock_skew_ms: NonNegative = 0  # of each rank's clock, either way
-    pause_iterations: NonNegative = 0  # each rank may stop once, at the start of one of its first so many iterations
-    pause_ms: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # for how long
+    pause_iterations: Delay = 0  # each rank may stop once, at the start of one of its first so many iterations
+    pause_ms: Annotated[float, Field(ge=1e-6, le=MAX_AMOUNT, allow_inf_nan=False)] = 1.0  # for how long
     max_lost_pages: NonNegative = 0  # of each rank's KV pool: that part of its allocation fails at the start
-    max_failed_allocations: NonNegative = 0  # of each request, after it was admitted; on all ranks alike
+    max_failed_allocations: Annotated[int, Field(ge=0, le=1000)] = 0  # of each admitted request; on all ranks alike
     stops: bool = False  # any sampled token may be the stop token of a request that does not ignore one
 
 
@@ -370,10 +411,10 @@ class Run(Section):
 
     check: bool = True  # hold every rank's decisions against the others' while running
     invariants: bool = False  # check every invariant that a run can break; slower
-    max_iterations: NonNegative = 0  # of the first rank; 0: no limit. Reaching it is verdict "unknown"
+    max_iterations: NonNegative = 0  # of every rank; 0: no limit. Reaching it is verdict "unknown"
     max_wait_iterations: NonNegative = 0  # a request that does not move for longer is a liveness failure; 0: no limit
-    max_agreement_wait_ms: Cost = 0.0  # likewise a rank that waits longer for a word of the others in a vote; 0: off
-    watchdog_ms: Cost = 0.0  # a rank that completes nothing for so long ends the run as a liveness failure; 0: off
+    max_agreement_wait_ms: LimitMs = 0.0  # likewise a rank that waits longer for a word of the others in a vote; 0: off
+    watchdog_ms: LimitMs = 0.0  # a rank that completes nothing for so long ends the run as a liveness failure; 0: off
     consensus_check_interval: NonNegative = 0  # iterations between comparisons of the ranks' calls (checker.py); 0: off
 
 
@@ -382,7 +423,7 @@ class Scenario(Section):
 
     name: str = "unnamed"
     description: str = ""
-    seed: NonNegative = 0
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     bugs: tuple[str, ...] = ()  # planted bugs that are switched on (ppsim list bugs)
     cluster: Cluster = Cluster()
     scheduler: Scheduler = Scheduler()

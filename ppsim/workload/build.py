@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from ppsim.core.messages import AbortReq, FlushCache, NewRequest
+from ppsim.errors import ScenarioError
 from ppsim.scenario.tree import Scenario, ScriptedRequest
 from ppsim.workload.arrivals import EOS_TOKEN_ID, Arrival, Control, Workload, in_order
 from ppsim.workload.content import own_block, prompt_tokens
@@ -15,6 +16,7 @@ from ppsim.workload.draws import NS_PER_S, Stream, exactly
 from ppsim.workload.trace import read_trace
 
 NUM_GENERATED = 32
+MAX_PROMPT_TOKENS = 2**29  # of all requests together: 2 GB
 NS_PER_MS = 1_000_000
 
 
@@ -39,8 +41,30 @@ def controls(s: Scenario) -> tuple[Control, ...]:
     return (*found, *(Control(FlushCache(f.rid), None, f.at_iteration) for f in s.workload.flushes))
 
 
+class Prompts:
+    """Counts the prompt tokens of a workload, before they take memory."""
+
+    def __init__(self) -> None:
+        self.num_tokens = self.num_requests = 0
+
+    def add(self, num_tokens: int) -> None:
+        """Raises ScenarioError where a run could not hold the prompts that it is to serve."""
+        self.num_tokens += num_tokens
+        self.num_requests += 1
+        if self.num_tokens > MAX_PROMPT_TOKENS:
+            raise ScenarioError(
+                "workload",
+                f"the first {self.num_requests} requests have {self.num_tokens} prompt tokens, a run may hold "
+                f"{MAX_PROMPT_TOKENS}",
+                "fewer requests (workload.num_requests), or shorter prompts",
+            )
+
+
 def scripted(s: Scenario) -> Workload:
     """Source "requests": exactly what is written."""
+    prompts = Prompts()
+    for r in s.workload.requests:
+        prompts.add(r.prompt)
     return Workload(in_order([scripted_request(s, index, r) for index, r in enumerate(s.workload.requests)]))
 
 
@@ -74,10 +98,11 @@ def generated(s: Scenario) -> Workload:
     input_lengths, output_lengths, prefixes, stops = (
         Stream(s.seed, f"workload.{name}") for name in ("input_length", "output_length", "prefix", "stop")
     )
-    arrivals = []
+    arrivals, prompts = [], Prompts()
     for index, at_ns in enumerate(times(s, num_requests)):
         shared = (prefixes.below(w.num_prefixes),) if w.num_prefixes and w.prefix_tokens else ()
         length, output_length = input_lengths.length(w.input_length), output_lengths.length(w.output_length)
+        prompts.add(length)
         prompt = prompt_tokens(shared, max(1, w.prefix_tokens), length, s.model.vocab_size, own_block(index))
         arrivals.append(sampled_request(s, index, prompt, at_ns, output_length, stops))
     return Workload(in_order(arrivals))
@@ -102,9 +127,10 @@ def from_trace(s: Scenario) -> Workload:
     w = s.workload
     trace = read_trace(w.trace, w.block_tokens)
     stops = Stream(s.seed, "workload.stop")
-    arrivals = []
+    arrivals, prompts = [], Prompts()
     for row in trace.rows[: w.num_requests or None]:
         own = own_block(row.number)
+        prompts.add(row.input_length)
         prompt = prompt_tokens(row.hash_ids or (), w.block_tokens, row.input_length, s.model.vocab_size, own)
         arrivals.append(sampled_request(s, row.number, prompt, row.at_ns, row.output_length, stops))
     return Workload(in_order(arrivals), trace.warnings)

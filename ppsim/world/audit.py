@@ -16,6 +16,7 @@ from ppsim.core.messages import AbortReq, Lane, Message, Meta, NewRequest, Outpu
 from ppsim.core.request import State
 from ppsim.core.scheduler import causes, limits, state_parts
 from ppsim.core.votes import TERMINAL_VOTES
+from ppsim.world.page_claims import PageClaims
 from ppsim.world.rules import Rules
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class Audit:
         self.open_metas: dict[tuple[int, int], int] = {}
         self.verdicts: dict[tuple[int, int, str], int] = {}
         self.launched: dict[tuple[int, int], tuple[int, tuple[str, ...]]] = {}
-        self.held: dict[tuple[int, int], tuple[int, str]] = {}
+        self.page_claims = PageClaims(self)
         self.free_after: dict[int, tuple[int, int]] = {}
         self.samples: dict[int, dict[str, int]] = {}
         self.aborted: dict[int, dict[str, int]] = {}  # rank -> rid -> iteration in which its abort was read
@@ -176,25 +177,11 @@ class Audit:
             if piece.rid in aborted:
                 text = f"request {piece.rid} was aborted in iteration {aborted[piece.rid]} and is launched again"
                 self.fail("INV-60", r, text)
-            self._claim_pages(r, piece.rid, piece.kv.pages, batch.iteration)
+            self.page_claims.claim(r, piece.rid, piece.kv.pages, batch.iteration)
 
     def swapped(self, r: SimulatedRank, pages: list[int]) -> None:
         """Pages of a duplicate may be taken at once: later forwards come behind the chunk that writes to them."""
-        for page in pages:
-            self.held.pop((r.rank_id, page), None)
-
-    def _claim_pages(self, r: SimulatedRank, rid: str, pages: list[int], iteration: int) -> None:
-        """A page that one holder owns alone must not be in a launched, unharvested batch of another request."""
-        pool, num_slots = r.rank.scheduler.kv.pool, len(r.rank.scheduler.slots)
-        for page in pages:
-            before = self.held.get((r.rank_id, page))
-            if pool.refs(page) == 1 and before is not None and before[1] != rid:
-                in_flight = self.launched.get((r.rank_id, before[0] % num_slots))
-                if in_flight is not None and in_flight[0] == before[0] and before[1] in in_flight[1]:
-                    self.fail(
-                        "INV-64", r, f"page {page} goes to {rid} while {before[1]} of iteration {before[0]} uses it"
-                    )
-            self.held[r.rank_id, page] = (iteration, rid)
+        self.page_claims.given_up(r.rank_id, pages)
 
     # --- messages --------------------------------------------------------------------------------------------
 

@@ -8,7 +8,8 @@ the world for ever, with nothing printed. Three bounds, far beyond what any righ
                                   list of an iteration, and that comes from rank 0
     iterations of rank 0          while nothing moves: ``watch.py``. All others are tied to it by the second bound
 
-``run.max_iterations`` is one limit for all ranks. The first rank reaches it first, unless something is wrong.
+``run.max_iterations`` is one limit for all ranks. The first rank reaches it first, unless something is wrong. And no
+clock goes beyond 292 years.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 MAX_EFFECTS = 100_000
 MAX_EFFECTS_A_REQUEST = 1_000  # replies, transfers and copies of each request in one iteration: a few
 MAX_AHEAD = 1_000
+MAX_TIME_NS = 2**63 - 1  # of virtual time
 NUM_TOLD = 1_000  # effects that the report of a full iteration sums up
 
 
@@ -55,6 +57,8 @@ class Bound:
         r, watch = self.r, self.r.setting.watch
         iteration = self.iteration = self.rank.iteration
         self.left, self.is_full = self._limit(), False
+        if r.now > MAX_TIME_NS:
+            self._stop(f"its clock shows {r.now:.3g} ns, more than the 292 years of {MAX_TIME_NS}", EXIT_UNKNOWN)
         if r.rank_id == 0 and isinstance(effect, Ingest):  # the watch sees what it reads, or that it reads no more
             return
         if watch.max_iterations and iteration >= watch.max_iterations:

@@ -1,0 +1,58 @@
+"""JSON and TOML that somebody else wrote: a ValueError with a sentence for whatever is wrong, and nothing else.
+
+The parsers of the standard library have failures of their own beside bad syntax: a number of thousands of digits, and
+brackets in brackets until the stack is full. To whoever gave the file these are bad input like any other.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from typing import Any
+
+TOO_DEEP = "it is nested too deeply"
+MAX_BITS = 8192
+TOO_LONG = "it holds a number of thousands of digits"
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What ``json.loads`` returns. Raises ValueError (JSONDecodeError where the syntax is wrong)."""
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"byte 0x{error.object[error.start]:02x} at offset {error.start} is not UTF-8") from None
+    except ValueError:  # int() refuses more than sys.get_int_max_str_digits()
+        raise ValueError(TOO_LONG) from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """What ``tomllib.loads`` returns. Raises ValueError (TOMLDecodeError where the syntax is wrong)."""
+    try:
+        found = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        raise
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except ValueError:
+        raise ValueError(TOO_LONG) from None
+    if any(isinstance(value, int) and value.bit_length() > MAX_BITS for value in leaves(found)):
+        raise ValueError(TOO_LONG)  # in hexadecimal digits any number can be read, but never written
+    return found
+
+
+def leaves(value: Any) -> Iterator[Any]:
+    """What is no table and no array, however deep it lies."""
+    left = [value]
+    while left:
+        inner = left.pop()
+        if isinstance(inner, dict):
+            left += inner.values()
+        elif isinstance(inner, list):
+            left += inner
+        else:
+            yield inner
