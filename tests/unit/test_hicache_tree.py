@@ -324,3 +324,23 @@ def test_a_fetch_whose_beginning_was_evicted_meanwhile_puts_nothing_into_the_tre
     assert (found.num_tokens, found.host_tokens) == (0, 0)
     assert cache.host.num_free_pages == 3, "those of the fetch are free again"
     assert cache.num_fetched_tokens == 0
+
+
+def test_a_fetch_of_what_is_here_already_is_none_and_counts_as_nothing() -> None:
+    """``num_unwritten`` tells the user of copies that found no room: there was nothing to copy here."""
+    cache, asked = tree(host_pages=8)
+    insert(cache, 1, 2, 3)
+    cache.take_acks(1, 0)
+    before = list(asked)
+    for tokens in ([1, 2, 3], [1, 2], []):
+        assert cache.start_fetch("R", pack(tokens)) is None
+    assert (asked, cache.num_unwritten, cache.fetches) == (before, 0, [])
+
+
+def test_flushing_is_refused_under_a_request_that_stands_on_a_node() -> None:
+    cache, _ = tree(host_pages=8)
+    insert(cache, 1, 2, 3)
+    cache.take_acks(1, 0)
+    cache.lock(cache.match(pack([1, 2, 3])).node)
+    with pytest.raises(PoolError, match="3 cached tokens are locked"):
+        cache.reset()

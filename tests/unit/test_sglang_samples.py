@@ -322,3 +322,73 @@ def test_one_line_does_not_tell_the_chunk_size() -> None:
     assert once.samples == []
     assert once.unused["idle time may lie between the lines"] == 2
     assert [sample.new_tokens for sample in old_lines((2048, 0), (500, 0), (2048, 0), (1, 0)).samples] == [2048, 2048]
+
+
+def new_lines(*batches: tuple[int, int], tag: str = "", before: str = "") -> LogReport:
+    """Lines of the newer form: (new tokens, pending tokens behind it) of each, one request a batch."""
+    rows = [before] if before else []
+    rows += [
+        f"[2026-05-01 00:00:0{n}{tag}] Prefill batch, #new-seq: 1, #new-token: {new}, #cached-token: 0, token usage: "
+        f"0.10, #running-req: 0, #queue-req: 0, #pending-token: {pending}, input throughput (token/s): 10000.00"
+        for n, (new, pending) in enumerate(batches)
+    ]
+    return read_log("\n".join(rows))
+
+
+def decode_line(queued: int, running: int = 2, second: int = 0, tag: str = "") -> str:
+    return (
+        f"[2026-05-01 00:00:0{second}{tag}] Decode batch, #running-req: {running}, #token: 100, token usage: 0.10, "
+        f"gen throughput (token/s): 100.00, #queue-req: {queued}"
+    )
+
+
+CHUNKS = ((2048, 4096), (2048, 2048), (2048, 0))
+
+
+@pytest.mark.parametrize(
+    ("before", "tag", "known"),
+    [
+        ("", "", False),  # the text may begin in the middle of a prompt
+        (decode_line(0), "", True),  # nothing waited, so this prompt has just come
+        (decode_line(1), "", False),  # what waited may have been the rest of it
+        (decode_line(0, tag=" PP0"), " PP0", False),  # in a pipeline decode lines stand between the chunks of a prompt
+    ],
+)
+def test_the_prefix_of_the_first_prompt_is_known_only_behind_a_line_that_saw_nothing_waiting(
+    before: str, tag: str, known: bool
+) -> None:
+    report = new_lines(*CHUNKS, tag=tag, before=before)
+    assert [(s.prefix, s.prefix_known) for s in report.samples] == [(2048, known), (4096, known)]
+
+
+def test_without_pending_tokens_the_prefix_of_a_later_chunk_is_only_relative() -> None:
+    """The older form shows full chunks in a row, and not whether one of them began another prompt. Even where the first
+    chunk is known (it hit the cache), the second one's prefix is that only if it belongs to it."""
+    rows = [line("10000.00").replace("#queue-req: 3", "#queue-req: 0") for _ in range(4)]
+    rows[0] = rows[0].replace("#cached-token: 0", "#cached-token: 64")
+    report = read_log("\n".join(rows))
+    assert [s.prefix_known for s in report.samples if s.prefix == 64] == [True]
+    assert [s.prefix_known for s in report.samples if s.prefix > 64] == [False] * (len(report.samples) - 1)
+    assert len(report.samples) > 1
+
+
+def test_chunks_of_one_prompt_are_a_chain_and_its_length_is_told_where_the_log_gives_it_away() -> None:
+    """Two prompts behind each other: 3 x 2048 tokens, then 2048 + 100. Only the second one's start is seen for sure."""
+    report = new_lines(*CHUNKS, (2048, 100), (100, 0))
+    assert [(c.num_chunks, c.prompt_tokens) for c in report.chains] == [(3, None), (2, 2148)]
+
+
+def test_a_rank_may_be_as_fast_as_it_says() -> None:
+    """A chunk of 0.8 ms is an observation; only nought, which a rank that has not measured prints, is none."""
+    text = "[2026-05-01 00:00:00 PP0] Prefill rank batch, #new-token: 64, #cached-token: 0, #chunks: 1, gpu-ms: {}"
+    report = read_log("\n".join(text.format(ms) for ms in ("0.80", "0.00")))
+    assert [(s.new_tokens, s.duration_s, s.source) for s in report.samples] == [(64, pytest.approx(8e-4), "gpu")]
+
+
+def test_a_decode_step_is_timed_between_lines_of_as_many_requests() -> None:
+    """The rate of a line covers the steps since the line before: with other requests it is a mean of two sizes."""
+    rows = [decode_line(0, running, second) for second, running in enumerate((2, 2, 3, 3, 1))]
+    report = read_log("\n".join(rows))
+    assert [(s.num_reqs, s.line) for s in report.decode_samples] == [(2, 2), (3, 4)]
+    idle = rows[0].replace("100.00", "0.00")
+    assert read_log("\n".join([idle, idle])).decode_samples == []

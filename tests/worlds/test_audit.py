@@ -1,7 +1,7 @@
 """Faults that all ranks have alike, and others that the planted bugs do not reach: each names the rule that it breaks.
 
-Replicas that agree can all be wrong. The comparison of ranks sees nothing of such a fault, so the audit holds every
-rank against what it launched itself, and against its own transfers.
+Replicas that agree can all be wrong. The comparison of ranks sees nothing of such a fault: the audit holds every rank
+against what it launched itself, and against its own transfers.
 """
 
 from __future__ import annotations
