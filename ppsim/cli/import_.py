@@ -87,9 +87,14 @@ def described(line: LaunchLine, gpu: str | None) -> dict[str, Any]:
 def scenario_of(line: LaunchLine, gpu: str | None) -> dict[str, Any]:
     """``to_scenario``, with the costs of a GPU that the line does not name. Raises ScenarioError for an unknown one."""
     from ppsim.sglang.launch import priced, to_scenario
+    from ppsim.sglang.settle import settled
 
-    found = to_scenario(line)
-    return found if gpu is None else priced(found, gpu)
+    found = to_scenario(line) if gpu is None else priced(to_scenario(line), gpu)
+    found = settled(found)
+    top = {"engine": "vllm"} if line.engine == "vllm" else {}
+    if line.source is not None:
+        top["launch_line"] = line.source.text
+    return {**found, "overrides": {**top, **found["overrides"]}}
 
 
 def printed(scenario: dict[str, Any]) -> str:
@@ -112,13 +117,23 @@ def scenario_text(line: LaunchLine, gpu: str | None = None) -> str:
     overrides = scenario_of(line, gpu)["overrides"]
     heading = " ".join(part for part in (line.engine, line.variant, line.program, line.role or "") if part)
     out = [f"# {heading}, line {line.line}"]
+    out += [f"{key} = {json.dumps(value)}" for key, value in overrides.items() if "." not in key]
     sections: dict[str, list[str]] = {}
     for key, value in overrides.items():
+        if "." not in key:
+            continue
         section, _, leaf = key.rpartition(".")
         sections.setdefault(section, []).append(f"{leaf} = {json.dumps(value)}")
     for section, rows in sections.items():
         out += [f"[{section}]", *rows, ""]
     return "\n".join(out) + "\n"
+
+
+def differences(line: LaunchLine) -> tuple[str, ...]:
+    """Where the rules of SGLang stand in for the engine's own."""
+    from ppsim.scenario.warn import VLLM_DIFFERENCES
+
+    return VLLM_DIFFERENCES if line.engine == "vllm" else ()
 
 
 def tell(line: LaunchLine, gpu: str | None) -> None:
@@ -137,6 +152,8 @@ def tell(line: LaunchLine, gpu: str | None) -> None:
     if line.errors:
         return
     found = scenario_of(line, gpu)
+    for text in differences(line):
+        say(f"differs: {text}")
     for key, why in found["left_open"].items():
         say(f"left open: {key}: {why}")
     if found["not_modelled"]:

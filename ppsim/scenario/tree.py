@@ -382,6 +382,8 @@ class Scenario(Section):
 
     name: str = "unnamed"
     description: str = ""
+    engine: Literal["sglang", "vllm"] = "sglang"  # whose server is meant: a run names where vLLM's rules differ
+    launch_line: str | None = None  # that it was imported from: export and tune change it, and write no other
     seed: NonNegative = 0
     bugs: tuple[str, ...] = ()  # planted bugs that are switched on (ppsim list bugs)
     cluster: Cluster = Cluster()

@@ -15,6 +15,7 @@ from ppsim.sglang.commands import FLAG, Draft
 from ppsim.sglang.flags import Flag, Match
 from ppsim.sglang.programs import image_engine
 from ppsim.sglang.result import Given, LaunchLine, Note, UnknownFlag, Unresolved
+from ppsim.sglang.source import Source, kept_environment, shell_word
 from ppsim.sglang.variables import Hole, Resolved
 
 ELLIPSIS = ("...", "\u2026", "[...]")
@@ -34,7 +35,9 @@ def read_draft(draft: Draft) -> LaunchLine:
         line.warn(f"{program.name} is not SGLang's own module: read with SGLang's flags", draft.line)
     if program is None and not draft.images:
         line.warn("no program is named: the flags alone are read", draft.line)
-    Arguments(draft, line).read()
+    arguments = Arguments(draft, line)
+    arguments.read()
+    line.source = source_of(draft, line, arguments)
     read_environment(draft, line)
     read_json_values(line)
     for word in draft.loose:
@@ -79,16 +82,22 @@ class Arguments:
         serves = draft.program is not None and draft.program.name.endswith(" serve")
         self.takes_model = line.engine == "vllm" or serves or (draft.program is None and bool(draft.images))
         self.cut = draft.cut
+        self.spans: dict[str, list[tuple[int, int]]] = {}
         self.at = 0
+        self.dest = ""  # of the flag that is being read
 
     def read(self) -> None:
         while self.at < len(self.words):
             word = self.words[self.at]
+            begin = self.at
             self.at += 1
+            self.dest = ""
             if FLAG.match(word.text):
                 self.flag(word)
             else:
                 self.stray(word)
+            if self.dest:
+                self.spans.setdefault(self.dest, []).append((begin, self.at))
 
     def positional_model(self, word: Resolved) -> bool:
         """``vllm serve MODEL``, ``sglang serve MODEL``: the first word that belongs to no flag is the model."""
@@ -96,7 +105,7 @@ class Arguments:
             return False
         if self.line.is_given("model_path") or self.line.is_unresolved("model_path"):
             return False
-        self.takes_model = False
+        self.takes_model, self.dest = False, ""
         self.store(flags.rows(self.line.engine, "flag")["--model"], "MODEL", [word], word.line)
         return True
 
@@ -124,6 +133,7 @@ class Arguments:
         if match is None:
             self.unknown(word, spelling, tail if equals else None)
             return
+        self.dest = match.flag.dest
         self.explain(match, spelling, word.line)
         inline = [Resolved(tail, word.line, word.holes)] if equals else []
         if not match.flag.takes_value:
@@ -233,6 +243,15 @@ class Arguments:
         add_holes(self.line, None, word)
         near = flags.nearest(self.line.engine, spelling)
         self.line.unknown_flags.append(UnknownFlag(spelling, tuple(values), word.line, near))
+
+
+def source_of(draft: Draft, line: LaunchLine, arguments: Arguments) -> Source:
+    """The command as words. A container that names no program starts its image's own."""
+    head = [shell_word(word) for word in draft.head]
+    if not head and draft.images:
+        head = [line.engine, "serve"]
+    env = kept_environment(line.engine, draft.env, draft.head)
+    return Source(line.engine, env, head, [shell_word(word) for word in arguments.words], arguments.spans)
 
 
 def split_glued(words: list[Resolved], line: LaunchLine) -> list[Resolved]:

@@ -43,6 +43,7 @@ class Draft:
     loose: list[Resolved] = field(default_factory=list)  # holes of the words around the command
     warnings: list[Problem] = field(default_factory=list)
     errors: list[Problem] = field(default_factory=list)
+    head: list[Resolved] = field(default_factory=list)  # the program and the words before it
     cut: bool = False  # the text ends with the last of the words
 
     def flags(self) -> set[str]:
@@ -308,6 +309,7 @@ class Reader:
     def start(self, draft: Draft, around: list[Resolved]) -> None:
         """Open a draft; ``around`` are the words before its own: wrappers, and variables given on the same line."""
         draft.env = {**self.variables.exported, **self.engine_variables()}
+        draft.head = draft.head or list(around)
         for word in around:
             name, equals, value = strip_env_option(word.text).partition("=")
             if equals and re.fullmatch(r"[A-Za-z_]\w*", name):
