@@ -12,9 +12,10 @@ from typing import Any
 from ppsim.errors import ScenarioError
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import put, validate
-from ppsim.scenario.tree import Model, Scenario
+from ppsim.scenario.tree import Model, Scenario, Scheduler
 
 MAX_ROUNDS = 40
+CHUNK = "scheduler.chunked_prefill_size"
 Found = dict[str, Any]
 
 
@@ -48,17 +49,36 @@ def mend(overrides: dict[str, Any], told: dict[str, str], error: ScenarioError) 
         return
     if key == "cluster.tp_size" and grow_heads(overrides, told):
         return
+    if (
+        error.field in (CHUNK, "scheduler.max_total_tokens")
+        and CHUNK not in overrides
+        and choose_chunk(overrides, told)
+    ):
+        return
     if key is None or key in ("cluster.pp_size", "cluster.tp_size", "cluster.cp_size"):
         raise error
     value = overrides.pop(key)
     page = overrides.get("scheduler.page_size", 1)
-    if key == "scheduler.chunked_prefill_size" and isinstance(value, int) and isinstance(page, int) and value > 0:
+    if key == CHUNK and isinstance(value, int) and isinstance(page, int) and value > 0:
         overrides[key] = max(value // page, 1) * page
         told[key] = f"{value} is no multiple of the page size {page}: {overrides[key]} stands in"
         return
     if key == "scheduler.page_size":
-        told.pop("scheduler.chunked_prefill_size", None)
+        told.pop(CHUNK, None)
     told[key] = f"{value!r} is not taken ({error.problem}): the scenario's default stands in"
+
+
+def choose_chunk(overrides: dict[str, Any], told: dict[str, str]) -> bool:
+    """A chunk that nobody gave: the default, cut to whole pages and to the given pool."""
+    page, pool = overrides.get("scheduler.page_size", 1), overrides.get("scheduler.max_total_tokens")
+    if not isinstance(page, int) or page < 1 or (isinstance(pool, int) and pool < page):
+        return False
+    most = min(Scheduler().chunked_prefill_size, pool) if isinstance(pool, int) else Scheduler().chunked_prefill_size
+    overrides[CHUNK] = max(most // page, 1) * page
+    told[CHUNK] = (
+        f"{told.get(CHUNK, 'not given')}; {overrides[CHUNK]} stands in, for pages of {page} tokens and the pool"
+    )
+    return True
 
 
 def grow_layers(overrides: dict[str, Any], told: dict[str, str]) -> bool:
