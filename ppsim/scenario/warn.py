@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from ppsim.scenario.chunks import sglang_predictor
-from ppsim.scenario.tree import Disaggregation, Links, Scenario
+from ppsim.scenario.tree import Disaggregation, Links, Scenario, Workload
 
 
 def start_warnings(s: Scenario) -> tuple[str, ...]:
     """Sentences for the recording; empty where there is nothing to say."""
     c = s.scheduler
     found = vllm_differences(s)
+    if s.launch_line is not None and assumed_workload(s):
+        found.append(assumed_workload(s))
     dynamic = c.enable_dynamic_chunking and c.dynamic_chunking_smooth_factor and c.chunk_planner == "sglang"
     if dynamic and c.chunked_prefill_size != -1:
         reason = sglang_predictor(s).reason
@@ -38,6 +40,18 @@ VLLM_DIFFERENCES = (
 def vllm_differences(s: Scenario) -> list[str]:
     """Where SGLang's rules stand in for those of vLLM, a sentence each."""
     return [f"engine vllm, SGLang's rule stands in: {text}" for text in VLLM_DIFFERENCES] if s.engine == "vllm" else []
+
+
+def assumed_workload(s: Scenario) -> str:
+    """What is assumed to arrive where nobody says it, as a sentence; empty where somebody does."""
+    w = s.workload
+    if w != Workload():
+        return ""
+    return (
+        f"no workload is given, and one is assumed: 32 prompts of {w.input_length.value} tokens with "
+        f"{w.output_length.value} tokens of output, {w.rate_per_s:g} a second; "
+        "give --prompt, --output, --rate or --trace"
+    )
 
 
 ONLY_PD = (
