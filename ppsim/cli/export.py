@@ -1,4 +1,4 @@
-"""``ppsim export``: the SGLang command of a scenario; the way back of ``ppsim import``."""
+"""``ppsim export``: the launch line of a scenario; of an imported one the line that was given, changed, with a diff."""
 
 from __future__ import annotations
 
@@ -15,14 +15,22 @@ if TYPE_CHECKING:
 @guarded
 def export(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOption = False) -> int:
     """Print the SGLang launch line of a scenario."""
+    from ppsim.sglang.edit import edited
     from ppsim.sglang.launch import to_launch_line
 
     loaded = scenario_of(scenario, None, None, overrides)
     text, notes = to_launch_line(loaded), not_in_line(loaded)
+    _, changes, without = edited(loaded) or (text, [], [])
+    notes += without
     if as_json:
-        print(json.dumps({"name": loaded.name, "sglang": text, "not_in_line": notes}))
+        found = {"name": loaded.name, "sglang": text, "not_in_line": notes}
+        print(json.dumps({**found, "changes": changes} if loaded.launch_line is not None else found))
         return 0
     print(text)
+    for change in changes:
+        say(f"changed: {change}")
+    if loaded.launch_line is not None and not changes:
+        say("unchanged: the line that was given")
     for note in notes:
         say(f"not in the line: {note}")
     return 0

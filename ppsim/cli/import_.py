@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppsim.cli.guard import guarded, say
-from ppsim.cli.options import JsonOption
+from ppsim.cli.options import JsonOption, OutputOption, PromptOption, RateOption, TraceOption, workload_keys
 from ppsim.errors import EXIT_PASS, EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -38,22 +38,34 @@ CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": True}
 
 
 @guarded
-def import_(source: SourceArg, role: RoleOption = None, gpu: GpuOption = None, as_json: JsonOption = False) -> int:
+def import_(
+    source: SourceArg,
+    role: RoleOption = None,
+    gpu: GpuOption = None,
+    prompt: PromptOption = None,
+    output: OutputOption = None,
+    rate: RateOption = None,
+    trace: TraceOption = None,
+    as_json: JsonOption = False,
+) -> int:
     """Turn an SGLang or vLLM launch line into a scenario."""
     from ppsim.sglang.launch import read_launch
 
+    arriving = workload_keys(prompt, output, rate, trace)
+    if trace is not None:
+        arriving = {"workload.source": "trace", "workload.trace": trace}
     lines = [line for line in read_launch(text_of(source)) if role is None or line.role == role]
     if not lines:
         from ppsim.errors import UsageError
 
         raise UsageError(f"--role {role}: no server of the text has this role; leave the option out to see all")
     if as_json:
-        print(json.dumps([described(line, gpu) for line in lines], allow_nan=False, default=str))
+        print(json.dumps([described(line, gpu, arriving) for line in lines], allow_nan=False, default=str))
     else:
         for line in lines:
-            tell(line, gpu)
+            tell(line, gpu, arriving)
             if not line.errors:
-                print(scenario_text(line, gpu), end="")
+                print(scenario_text(line, gpu, arriving), end="")
         if len(lines) > 1:
             say(f"ppsim: {len(lines)} servers; choose one with --role, or by its heading")
     return EXIT_USAGE if any(line.errors for line in lines) else EXIT_PASS
@@ -78,18 +90,23 @@ def text_of(source: list[str]) -> str:
     return Path(only).read_bytes().decode("utf-8", errors="replace")
 
 
-def described(line: LaunchLine, gpu: str | None) -> dict[str, Any]:
+def described(line: LaunchLine, gpu: str | None, arriving: dict[str, Any] | None = None) -> dict[str, Any]:
     """A server for ``--json``: what was read, the scenario it makes (null if it has errors), the line printed back."""
-    scenario = scenario_of(line, gpu) if not line.errors else None
+    scenario = scenario_of(line, gpu, arriving) if not line.errors else None
     return {**line.to_dict(), "scenario": scenario, "launch_line": None if scenario is None else printed(scenario)}
 
 
-def scenario_of(line: LaunchLine, gpu: str | None) -> dict[str, Any]:
+def scenario_of(line: LaunchLine, gpu: str | None, arriving: dict[str, Any] | None = None) -> dict[str, Any]:
     """``to_scenario``, with the costs of a GPU that the line does not name. Raises ScenarioError for an unknown one."""
     from ppsim.sglang.launch import priced, to_scenario
+    from ppsim.sglang.settle import settled
 
-    found = to_scenario(line)
-    return found if gpu is None else priced(found, gpu)
+    found = to_scenario(line) if gpu is None else priced(to_scenario(line), gpu)
+    found = settled(found)
+    top = {"engine": "vllm"} if line.engine == "vllm" else {}
+    if line.source is not None:
+        top["launch_line"] = line.source.text
+    return {**found, "overrides": {**top, **found["overrides"], **(arriving or {})}}
 
 
 def printed(scenario: dict[str, Any]) -> str:
@@ -107,13 +124,16 @@ def tree_of(scenario: dict[str, Any]) -> Any:
     return validate(raw)
 
 
-def scenario_text(line: LaunchLine, gpu: str | None = None) -> str:
+def scenario_text(line: LaunchLine, gpu: str | None = None, arriving: dict[str, Any] | None = None) -> str:
     """TOML of the scenario: what the line settles, by section, under a heading that says where it comes from."""
-    overrides = scenario_of(line, gpu)["overrides"]
+    overrides = scenario_of(line, gpu, arriving)["overrides"]
     heading = " ".join(part for part in (line.engine, line.variant, line.program, line.role or "") if part)
     out = [f"# {heading}, line {line.line}"]
+    out += [f"{key} = {json.dumps(value)}" for key, value in overrides.items() if "." not in key]
     sections: dict[str, list[str]] = {}
     for key, value in overrides.items():
+        if "." not in key:
+            continue
         section, _, leaf = key.rpartition(".")
         sections.setdefault(section, []).append(f"{leaf} = {json.dumps(value)}")
     for section, rows in sections.items():
@@ -121,7 +141,14 @@ def scenario_text(line: LaunchLine, gpu: str | None = None) -> str:
     return "\n".join(out) + "\n"
 
 
-def tell(line: LaunchLine, gpu: str | None) -> None:
+def differences(line: LaunchLine) -> tuple[str, ...]:
+    """Where the rules of SGLang stand in for the engine's own."""
+    from ppsim.scenario.warn import VLLM_DIFFERENCES
+
+    return VLLM_DIFFERENCES if line.engine == "vllm" else ()
+
+
+def tell(line: LaunchLine, gpu: str | None, arriving: dict[str, Any]) -> None:
     """All that the scenario does not show, on stderr."""
     for note in line.errors:
         say(f"error: {note}")
@@ -137,9 +164,16 @@ def tell(line: LaunchLine, gpu: str | None) -> None:
     if line.errors:
         return
     found = scenario_of(line, gpu)
+    for text in differences(line):
+        say(f"differs: {text}")
     for key, why in found["left_open"].items():
         say(f"left open: {key}: {why}")
     if found["not_modelled"]:
         say("not modelled: " + ", ".join(f"{name}={value}" for name, value in found["not_modelled"].items()))
+    if not arriving:
+        from ppsim.scenario.tree import Scenario
+        from ppsim.scenario.warn import assumed_workload
+
+        say(f"left open: workload: {assumed_workload(Scenario())}")
     if gpu is None:
         say("left open: stage times: a launch line names no GPU; give --gpu KEY, or cost.* from ppsim fit")

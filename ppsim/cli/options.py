@@ -6,7 +6,7 @@ import json
 import math
 from enum import StrEnum
 from types import ModuleType
-from typing import TYPE_CHECKING, Annotated, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
@@ -32,6 +32,16 @@ ScenarioArg: TypeAlias = Annotated[
 SeedOption: TypeAlias = Annotated[int | None, typer.Option("--seed", min=0, help="Replaces the scenario's seed.")]
 TraceOption: TypeAlias = Annotated[
     str | None, typer.Option("--trace", metavar="FILE", help="Requests from a Mooncake JSONL or Azure CSV file.")
+]
+PromptOption: TypeAlias = Annotated[
+    int | None, typer.Option("--prompt", metavar="TOKENS", help="Generated prompts of so many tokens.")
+]
+OutputOption: TypeAlias = Annotated[
+    int | None, typer.Option("--output", metavar="TOKENS", help="Output tokens of each generated prompt.")
+]
+RateOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option("--rate", metavar="PER_S", help="Generated prompts arrive so often, as a Poisson stream."),
 ]
 SetOption: TypeAlias = Annotated[
     list[str] | None,
@@ -59,14 +69,53 @@ SideOption: TypeAlias = Annotated[
 RunArg: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
 
 
-def scenario_of(name: str, seed: int | None, trace: str | None, overrides: list[str] | None) -> Scenario:
-    """The scenario a command line asks for; later overrides win, and --set wins over --trace."""
+def scenario_of(
+    name: str,
+    seed: int | None,
+    trace: str | None,
+    overrides: list[str] | None,
+    arriving: dict[str, Any] | None = None,
+) -> Scenario:
+    """The scenario a command line asks for; later overrides win, and --set wins over --trace and ``arriving``."""
     from ppsim.scenario import load_scenario
 
-    sets = []
+    sets = [f"{key}={toml_value(value)}" for key, value in (arriving or {}).items()]
     if trace is not None:
         sets += ['workload.source="trace"', f"workload.trace={json.dumps(trace)}"]
     return load_scenario(name, [*sets, *(overrides or [])], seed=seed)
+
+
+def workload_keys(
+    prompt: int | None, output: int | None, rate: float | None, trace: str | None = None
+) -> dict[str, Any]:
+    """Keys of the workload that --prompt, --output and --rate give. Raises UsageError for a number that cannot be."""
+    from ppsim.scenario.tree import MAX_TOKENS
+
+    given = {"--prompt": prompt, "--output": output, "--rate": rate}
+    for option, value in given.items():
+        if value is None:
+            continue
+        if trace is not None:
+            raise UsageError(
+                f"{option}: is for a generated workload, and --trace {trace} gives another; one of the two"
+            )
+        if not 0 < value <= (MAX_TOKENS if option != "--rate" else 1e9):
+            raise UsageError(
+                f"{option} {value:g}: must be more than 0, and at most {MAX_TOKENS if option != '--rate' else 1e9:g}"
+            )
+    if all(value is None for value in given.values()):
+        return {}
+    keys: dict[str, Any] = {"workload.source": "generated"}
+    for key, tokens in (("workload.input_length", prompt), ("workload.output_length", output)):
+        if tokens is not None:
+            keys |= {f"{key}.kind": "fixed", f"{key}.value": tokens, f"{key}.max": max(tokens, 131072)}
+    if rate is not None:
+        keys |= {"workload.arrival": "poisson", "workload.rate_per_s": float(rate)}
+    return keys
+
+
+def toml_value(value: Any) -> str:
+    return json.dumps(value)
 
 
 def check_seconds(option: str, seconds: float | None) -> None:

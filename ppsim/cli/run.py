@@ -8,7 +8,10 @@ from ppsim.cli.options import (
     JsonOption,
     MaxSecondsOption,
     OutOption,
+    OutputOption,
     PluginOption,
+    PromptOption,
+    RateOption,
     ScenarioArg,
     SeedOption,
     SetOption,
@@ -16,6 +19,7 @@ from ppsim.cli.options import (
     check_seconds,
     plugin_of,
     scenario_of,
+    workload_keys,
 )
 
 
@@ -24,6 +28,9 @@ def run(
     scenario: ScenarioArg,
     seed: SeedOption = None,
     trace: TraceOption = None,
+    prompt: PromptOption = None,
+    output: OutputOption = None,
+    rate: RateOption = None,
     overrides: SetOption = None,
     out: OutOption = None,
     bugs: BugOption = None,
@@ -33,7 +40,7 @@ def run(
 ) -> int:
     """Simulate a scenario and save the run."""
     check_seconds("--max-seconds", max_seconds)
-    loaded = scenario_of(scenario, seed, trace, overrides)
+    loaded = scenario_of(scenario, seed, trace, overrides, workload_keys(prompt, output, rate, trace))
 
     from ppsim.planted import hooks_for
 

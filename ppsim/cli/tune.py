@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppsim.cli.guard import Interrupted, guarded
-from ppsim.cli.options import JsonOption, ScenarioArg, SetOption, scenario_of
+from ppsim.cli.options import JsonOption, ScenarioArg, SetOption, TraceOption, scenario_of
 
 if TYPE_CHECKING:
     from ppsim.plan.tuning import Contest, Row, Tuning
@@ -31,6 +31,7 @@ def tune(
     prompt: Annotated[int | None, typer.Option("--prompt", help="Tokens; replaces the workload's lengths.")] = None,
     requests: Annotated[int, typer.Option("--requests", help="Prompts of throughput and ttft_at_rate.")] = 16,
     max_cp: Annotated[int, typer.Option("--max-cp", help="At most so many context-parallel ranks; 0: any.")] = 0,
+    trace: TraceOption = None,
     overrides: SetOption = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Default: runs/tune-NAME-N, N the next free.")
@@ -48,7 +49,7 @@ def tune(
     if max_cp < 0:
         raise UsageError(f"--max-cp {max_cp}: expected 0 (any) or more")
     aim = objective or ("ttft" if rate is None else "ttft_at_rate")
-    loaded = scenario_of(scenario, None, None, overrides)
+    loaded = scenario_of(scenario, None, trace, overrides)
     with ProgressBar(f"tuning {loaded.name}") as progress:
         try:
             found = search(loaded, Wish(aim, gpus, rate, prompt, requests, max_cp), progress)
@@ -89,7 +90,9 @@ def as_dict(found: Tuning, folder: Path) -> dict[str, Any]:
 
     return {
         "best": {**found.best.to_dict(), "simulated": asdict(found.judged[0].simulated)},
-        "sglang": found.judged[0].launch_line,
+        "sglang": None if found.assumed else found.judged[0].launch_line,
+        "assumed": found.assumed or None,
+        "changes": found.judged[0].changes,
         "table": [row.to_dict() for row in found.table],
         "configs_per_s": found.configs_per_s,
         "objective": found.probe.objective,
@@ -97,7 +100,12 @@ def as_dict(found: Tuning, folder: Path) -> dict[str, Any]:
         "num_gpus": found.num_gpus,
         "given": found.given.to_dict(),
         "judged": [
-            {"name": j.name, **j.row.to_dict(), "simulated": asdict(j.simulated), "sglang": j.launch_line}
+            {
+                "name": j.name,
+                **j.row.to_dict(),
+                "simulated": asdict(j.simulated),
+                "sglang": None if found.assumed else j.launch_line,
+            }
             for j in found.judged
         ],
         "path": [
@@ -125,7 +133,8 @@ def as_dict(found: Tuning, folder: Path) -> dict[str, Any]:
 def text_of(s: Scenario, found: Tuning, folder: Path) -> str:
     """Everything for people, the answer last but for the files."""
     parts = [
-        [f"{s.name}: {found.num_gpus} GPUs, objective {found.probe.objective}: {found.probe.describe()}"],
+        [f"{s.name}: {found.num_gpus} GPUs, objective {found.probe.objective}: {found.probe.describe()}"]
+        + ([f"assumed: {found.assumed}"] if found.assumed else []),
         path_text(found),
         table_text(found),
         splits_text(found),
@@ -251,7 +260,10 @@ def simulated_text(found: Tuning) -> list[str]:
 
 def launch_text(found: Tuning) -> list[str]:
     """The command of the winner; beside it that of the best one that rests on no estimate."""
-    lines = [found.judged[0].launch_line]
+    if found.assumed:
+        return [f"no line is recommended: {found.assumed}"]
+    first = found.judged[0]
+    lines = [first.launch_line, *(f"  {change}" for change in first.changes)]
     if found.best.split.cp_size > 1:
         plain = next((j for j in found.judged if j.row.split.cp_size == 1), None)
         if plain is not None:

@@ -11,7 +11,13 @@ import typer
 from ppsim.cli.guard import guarded
 from ppsim.cli.options import JsonOption
 
-GB = 1e9
+UNITS = (("GB", 1e9), ("MB", 1e6), ("KB", 1e3), ("B", 1.0))
+
+
+def unit_of(sizes: list[float]) -> tuple[str, float]:
+    """One unit for a table, so large that the smallest size that is not 0 still shows figures."""
+    least = min((size for size in sizes if size > 0), default=0.0)
+    return next((row for row in UNITS if least >= 0.1 * row[1]), UNITS[-1])
 
 
 @guarded
@@ -41,8 +47,10 @@ def volumes(
         print(json.dumps({**asdict(found), **ratios}, allow_nan=False))
         return 0
     print(f"{found.model}: {found.num_layers} layers, {batch} x {tokens} tokens, {element_bytes:g} bytes an element")
-    print(f"{'cut':<4} {'ranks':>5} {'formula':<14} {'saturated GB':>13} {'exact GB':>10}")
+    sizes = [size for _, _, saturated, exact in found.rows() for size in (saturated, exact)]
+    unit, scale = unit_of(sizes)
+    print(f"{'cut':<4} {'ranks':>5} {'formula':<14} {f'saturated {unit}':>13} {f'exact {unit}':>10}")
     for (way, formula, saturated, exact), ranks in zip(found.rows(), (tp, cp, pp)):
-        print(f"{way:<4} {ranks:>5} {formula:<14} {saturated / GB:>13.2f} {exact / GB:>10.2f}")
+        print(f"{way:<4} {ranks:>5} {formula:<14} {saturated / scale:>13.2f} {exact / scale:>10.2f}")
     print(f"TP over PP: 4 L / (P-1) = {found.tp_over_pp:.1f}; CP over PP: {found.cp_over_pp:.1f}")
     return 0

@@ -1,7 +1,8 @@
 """Ways to cut the layers of a model into stages, side by side: what ``ppsim layers`` prints.
 
     even     as many layers each, the remainder one each to the last stages (SGLang's default)
-    time     the slowest stage is as fast as can be, for a middle chunk of the prompt; embedding and head counted
+    time     the slowest stage is as fast as can be, for a middle chunk of the prompt; embedding and head counted. Where
+             another row has its first token earlier, that one
     memory   the stage that holds fewest tokens of cache holds as many as can be
     given    by hand
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ppsim.cost.config_json import load_model
 from ppsim.cost.gpu import Gpu, load_gpu
@@ -106,7 +107,18 @@ def layer_report(q: LayerQuestion) -> list[LayerRow]:
         given = parse_partition(q.partition)
         check_partition(given, shape.num_layers, q.pp_size)
         ways["given"] = given
-    return [row_of(how, layers, q, shape, gpu) for how, layers in ways.items()]
+    rows = [row_of(how, layers, q, shape, gpu) for how, layers in ways.items()]
+    return [never_slower(row, rows) if row.how == "time" else row for row in rows]
+
+
+def never_slower(row: LayerRow, rows: list[LayerRow]) -> LayerRow:
+    """The way by time, or the one beside it whose first token comes earlier.
+
+    The slowest stage of a middle chunk is what most chunks wait for, but the last chunk crosses every stage, and the
+    pieces of a short prompt are of another size: there another split can win, and then it is the one by time.
+    """
+    best = min(rows, key=lambda other: (other.ttft_s, other is not row))
+    return replace(best, how="time")
 
 
 def row_of(how: str, layers: tuple[int, ...], q: LayerQuestion, shape: ModelShape, gpu: Gpu) -> LayerRow:

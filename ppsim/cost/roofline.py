@@ -129,7 +129,7 @@ class RooflineCost:
             raise ScenarioError(
                 "cluster.tp_size",
                 f"{self.tp_size} leaves the node of {self.rates.node_gpus}; {self.gpu.key} has no known NIC bandwidth",
-                "give tp_gb_per_s",
+                "give cost.tp_gb_per_s, or gpu.nic_gb_per_s",
             )
         return min(self.gpu.link_gb_per_s, self.gpu.nic_gb_per_s) * 1e9
 

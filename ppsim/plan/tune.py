@@ -13,8 +13,13 @@ from ppsim.plan.probe import NUM_REQUESTS, probe_of
 from ppsim.plan.rerun import rerun
 from ppsim.plan.search import Progress, Search
 from ppsim.plan.tuning import Judged, Row, Tuning, score_of
-from ppsim.scenario.tree import Scenario
+from ppsim.scenario.tree import MAX_TOKENS, Scenario
+from ppsim.scenario.warn import assumed_workload
+from ppsim.sglang.edit import edited
 from ppsim.sglang.launch import to_launch_line
+from ppsim.sglang.scenario import is_set
+
+CONTEXT_MARGIN_TOKENS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,7 @@ class Wish:
 
 def tune(s: Scenario, wish: Wish, progress: Progress | None = None) -> Tuning:
     """Tune a scenario. Raises UsageError or ScenarioError for what cannot be, PpsimError if a simulated run fails."""
+    s, made_room = with_room(s, wish.prompt)
     probe = probe_of(s, wish.objective, rate_per_s=wish.rate_per_s, prompt=wish.prompt, num_requests=wish.num_requests)
     k = s.cluster
     num_gpus = k.pp_size * k.tp_size * k.cp_size if wish.num_gpus is None else wish.num_gpus
@@ -49,7 +55,9 @@ def tune(s: Scenario, wish: Wish, progress: Progress | None = None) -> Tuning:
     found.maps = around.maps(search, winner)
     found.num_evaluated = search.fast.num_evaluated
     found.configs_per_s = found.num_evaluated / max(search.fast.cpu_s, 1e-9)
-    found.notes += notes(search, found)
+    found.notes += [*made_room, *notes(search, found)]
+    if wish.prompt is None:
+        found.assumed = assumed_workload(s).replace("--output, ", "")  # prefill alone is tuned
     return found
 
 
@@ -72,7 +80,7 @@ def judge(search: Search, found: Tuning) -> None:
     s = search.scenario
     for name, row in zip(names if len(first) > 1 else names[:1], first):
         assert row.candidate is not None
-        found.judged.append(Judged(name, row, figures[id(row)], launch_line(s, row.candidate)))
+        found.judged.append(Judged(name, row, figures[id(row)], *launch_line(s, row.candidate)))
 
 
 def simulated(search: Search, row: Row) -> Figures:
@@ -89,9 +97,23 @@ def tuned_scenario(s: Scenario, candidate: Candidate) -> Scenario:
     return with_candidate(s, candidate, given if isinstance(given, int) and given <= room else None)
 
 
-def launch_line(s: Scenario, candidate: Candidate) -> str:
-    """SGLang's command for a candidate."""
-    return to_launch_line(tuned_scenario(s, candidate))
+def launch_line(s: Scenario, candidate: Candidate) -> tuple[str, list[str]]:
+    """The command for a candidate, and what it changes in the line that was given."""
+    tuned = tuned_scenario(s, candidate)
+    given = edited(tuned)
+    return (to_launch_line(tuned), []) if given is None else given[:2]
+
+
+def with_room(s: Scenario, prompt: int | None) -> tuple[Scenario, list[str]]:
+    """A context that holds the prompt that is asked for, where nobody gave a length; with the sentence that says so."""
+    longest = prompt or max((r.prompt for r in s.workload.requests), default=0)
+    if longest < s.scheduler.context_length or is_set(s, "scheduler.context_length") or longest > MAX_TOKENS:
+        return s, []
+    room = longest + CONTEXT_MARGIN_TOKENS
+    scheduler = s.scheduler.model_copy(update={"context_length": room})
+    scheduler.model_fields_set.discard("context_length")  # nobody gave it: it is no part of a launch line
+    said = f"scheduler.context_length is not given: {room} tokens stand in, so that the prompt fits"
+    return s.model_copy(update={"scheduler": scheduler}), [said]
 
 
 def notes(search: Search, found: Tuning) -> list[str]:

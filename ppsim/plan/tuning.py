@@ -100,6 +100,7 @@ class Judged:
     row: Row
     simulated: Figures
     launch_line: str
+    changes: list[str] = field(default_factory=list)  # a diff against the line that was given
 
 
 @dataclass(slots=True)
@@ -116,6 +117,7 @@ class Tuning:
     maps: list[HeatMap] = field(default_factory=list)
     judged: list[Judged] = field(default_factory=list)  # the winner first, then the runner-up and others
     notes: list[str] = field(default_factory=list)
+    assumed: str = ""  # what nobody gave and the figures stand on: nothing is recommended then
     num_evaluated: int = 0
     configs_per_s: float = 0.0  # on one core
 

@@ -423,6 +423,8 @@ class Scenario(Section):
 
     name: str = "unnamed"
     description: str = ""
+    engine: Literal["sglang", "vllm"] = "sglang"  # whose server is meant: a run names where vLLM's rules differ
+    launch_line: str | None = None  # that it was imported from: export and tune change it, and write no other
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     bugs: tuple[str, ...] = ()  # planted bugs that are switched on (ppsim list bugs)
     cluster: Cluster = Cluster()

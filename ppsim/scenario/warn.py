@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from ppsim.scenario.chunks import sglang_predictor
-from ppsim.scenario.tree import Disaggregation, Links, Scenario
+from ppsim.scenario.tree import Disaggregation, Links, Scenario, Workload
 
 
 def start_warnings(s: Scenario) -> tuple[str, ...]:
     """Sentences for the recording; empty where there is nothing to say."""
     c = s.scheduler
-    found = []
+    found = vllm_differences(s)
+    if s.launch_line is not None and assumed_workload(s):
+        found.append(assumed_workload(s))
     dynamic = c.enable_dynamic_chunking and c.dynamic_chunking_smooth_factor and c.chunk_planner == "sglang"
     if dynamic and c.chunked_prefill_size != -1:
         reason = sglang_predictor(s).reason
@@ -41,6 +43,35 @@ def locks(s: Scenario) -> list[str]:
                 "'parity', or links.order 'link'"
             )
     return found
+
+
+VLLM_DIFFERENCES = (
+    "the order of a batch: vLLM serves decodes first and fills the step's tokens with prefill; here, as in SGLang, a "
+    "waiting prompt opens a prefill batch, and the decodes of its slot ride along in it",
+    "admission: vLLM reserves no room for tokens to come and preempts when blocks run out; here, as in SGLang, part of "
+    "max_new_tokens is reserved (scheduler.schedule_conservativeness)",
+    "preemption: vLLM recomputes the request that came last; here the one that SGLang would retract goes",
+    "requests in stages: vLLM puts any request that is not in flight into the next step; here a request stays in its "
+    "slot until it ends",
+    "between stages: vLLM's messages and executor are not modelled; SGLang's exchange stands in",
+)
+
+
+def vllm_differences(s: Scenario) -> list[str]:
+    """Where SGLang's rules stand in for those of vLLM, a sentence each."""
+    return [f"engine vllm, SGLang's rule stands in: {text}" for text in VLLM_DIFFERENCES] if s.engine == "vllm" else []
+
+
+def assumed_workload(s: Scenario) -> str:
+    """What is assumed to arrive where nobody says it, as a sentence; empty where somebody does."""
+    w = s.workload
+    if w != Workload():
+        return ""
+    return (
+        f"no workload is given, and one is assumed: 32 prompts of {w.input_length.value} tokens with "
+        f"{w.output_length.value} tokens of output, {w.rate_per_s:g} a second; "
+        "give --prompt, --output, --rate or --trace"
+    )
 
 
 ONLY_PD = (

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ppsim.sglang.result import LaunchLine, Note
+from ppsim.sglang.scenario import POLICIES, POLICY_CHOICES
 
 Get = Callable[[str], Any]
 
@@ -75,6 +76,30 @@ RULES: tuple[Rule, ...] = (
             and line.role != "decode"
         ),
         lambda line: f"is not a multiple of --page-size {line.get('page_size')}: SGLang refuses to start",
+    ),
+    Rule(
+        "schedule_policy",
+        "sglang",
+        lambda line: line.get("schedule_policy") not in (*POLICIES, *POLICY_CHOICES["sglang"]),
+        lambda line: (
+            f"{line.get('schedule_policy')!r} is no policy of SGLang: expected "
+            f"{', '.join((*POLICIES, *POLICY_CHOICES['sglang']))}"
+        ),
+        "error",
+    ),
+    Rule(
+        "scheduling_policy",
+        "vllm",
+        lambda line: line.get("scheduling_policy") not in ("fcfs", "priority"),
+        lambda line: f"{line.get('scheduling_policy')!r} is no policy of vLLM: expected fcfs or priority",
+        "error",
+    ),
+    Rule(
+        "disaggregation_mode",
+        "sglang",
+        lambda line: line.get("disaggregation_mode") not in ("null", "prefill", "decode", None),
+        lambda line: f"{line.get('disaggregation_mode')!r} is no mode of SGLang: expected null, prefill or decode",
+        "error",
     ),
     Rule(
         "enable_mixed_chunk",

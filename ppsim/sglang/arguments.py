@@ -15,6 +15,7 @@ from ppsim.sglang.commands import FLAG, Draft
 from ppsim.sglang.flags import Flag, Match
 from ppsim.sglang.programs import image_engine
 from ppsim.sglang.result import Given, LaunchLine, Note, UnknownFlag, Unresolved
+from ppsim.sglang.source import Source, kept_environment, shell_word
 from ppsim.sglang.variables import Hole, Resolved
 
 ELLIPSIS = ("...", "\u2026", "[...]")
@@ -34,7 +35,9 @@ def read_draft(draft: Draft) -> LaunchLine:
         line.warn(f"{program.name} is not SGLang's own module: read with SGLang's flags", draft.line)
     if program is None and not draft.images:
         line.warn("no program is named: the flags alone are read", draft.line)
-    Arguments(draft, line).read()
+    arguments = Arguments(draft, line)
+    arguments.read()
+    line.source = source_of(draft, line, arguments)
     read_environment(draft, line)
     read_json_values(line)
     for word in draft.loose:
@@ -76,28 +79,46 @@ class Arguments:
         self.words = split_glued(draft.words, line)
         self.line = line
         self.extra = draft.program.extra if draft.program else ()
+        serves = draft.program is not None and draft.program.name.endswith(" serve")
+        self.takes_model = line.engine == "vllm" or serves or (draft.program is None and bool(draft.images))
+        self.cut = draft.cut
+        self.spans: dict[str, list[tuple[int, int]]] = {}
         self.at = 0
+        self.dest = ""  # of the flag that is being read
 
     def read(self) -> None:
-        if self.line.engine == "vllm":
-            self.positional_model()
         while self.at < len(self.words):
             word = self.words[self.at]
+            begin = self.at
             self.at += 1
+            self.dest = ""
             if FLAG.match(word.text):
                 self.flag(word)
             else:
                 self.stray(word)
+            if self.dest:
+                self.spans.setdefault(self.dest, []).append((begin, self.at))
 
-    def positional_model(self) -> None:
-        """``vllm serve MODEL``: the first word is the model."""
-        if self.words and not FLAG.match(self.words[0].text) and self.words[0].text not in ELLIPSIS:
-            word = self.words[self.at]
-            self.at += 1
-            self.store(flags.rows("vllm", "flag")["--model"], "MODEL", [word], word.line)
+    def positional_model(self, word: Resolved) -> bool:
+        """``vllm serve MODEL``, ``sglang serve MODEL``: the first word that belongs to no flag is the model."""
+        if not self.takes_model or word.text in ELLIPSIS or not re.match(r"[\w./~$<{]", word.text):
+            return False
+        if self.line.is_given("model_path") or self.line.is_unresolved("model_path"):
+            return False
+        self.takes_model, self.dest = False, ""
+        self.store(flags.rows(self.line.engine, "flag")["--model"], "MODEL", [word], word.line)
+        return True
+
+    def at_end(self) -> bool:
+        """Nothing follows, neither here nor in the text."""
+        return self.cut and self.at >= len(self.words)
 
     def stray(self, word: Resolved) -> None:
-        if word.holes:
+        if self.at_end() and word.text in ("-", "--"):
+            self.line.warn("the text is cut here: a flag begins and its name is missing", word.line, word.text)
+        elif self.positional_model(word):
+            return
+        elif word.holes:
             add_holes(self.line, None, word)
         elif word.text in ELLIPSIS:
             self.line.warn("the text leaves words out here", word.line, word.text)
@@ -107,9 +128,12 @@ class Arguments:
     def flag(self, word: Resolved) -> None:
         spelling, equals, tail = word.text.partition("=")
         match = flags.find(self.line.engine, spelling, self.extra)
+        if self.cut_flag(match, spelling, equals, tail, word):
+            return
         if match is None:
             self.unknown(word, spelling, tail if equals else None)
             return
+        self.dest = match.flag.dest
         self.explain(match, spelling, word.line)
         inline = [Resolved(tail, word.line, word.holes)] if equals else []
         if not match.flag.takes_value:
@@ -117,9 +141,37 @@ class Arguments:
             return
         values = inline or self.take(match.flag)
         if not values:
-            self.line.fail(f"expected {expected(match.flag)} behind the flag, and the words end", word.line, spelling)
+            follows = f"and {self.words[self.at].text} follows" if self.at < len(self.words) else "and the words end"
+            self.line.fail(f"expected {expected(match.flag)} behind the flag, {follows}", word.line, spelling)
             return
         self.store(match.flag, spelling, values, word.line)
+
+    def cut_flag(self, match: Match | None, spelling: str, equals: str, tail: str, word: Resolved) -> bool:
+        """The text ends in the middle of a flag, or before its value: told, and nothing is made of it."""
+        if not self.at_end() or tail or not spelling.startswith("--"):
+            return False
+        if match is None:
+            dashed = spelling.replace("_", "-") if self.line.engine == "vllm" else spelling
+            could = sorted(
+                {flag.name for name, flag in flags.rows(self.line.engine, "flag").items() if name.startswith(dashed)}
+            )
+            if not could or equals:
+                return False
+            self.line.warn(
+                f"the text is cut in the middle of a flag ({' or '.join(could[:6])}): it is not used",
+                word.line,
+                spelling,
+            )
+            return True
+        if match.how == "abbreviation" and not equals:
+            said = f"the text is cut in the middle of a flag ({match.flag.name}, perhaps): it is not used"
+        elif match.flag.takes_value:
+            said = f"the text is cut here: expected {expected(match.flag)} behind the flag, and the words end"
+        else:
+            return False
+        self.line.warn(said, word.line, spelling)
+        self.line.unresolved.append(Unresolved(match.flag.dest, f"{word.text} (the text is cut)", (), word.line))
+        return True
 
     def take(self, flag: Flag) -> list[Resolved]:
         """The words that are the flag's value: one, or for a list all up to the next flag."""
@@ -191,6 +243,15 @@ class Arguments:
         add_holes(self.line, None, word)
         near = flags.nearest(self.line.engine, spelling)
         self.line.unknown_flags.append(UnknownFlag(spelling, tuple(values), word.line, near))
+
+
+def source_of(draft: Draft, line: LaunchLine, arguments: Arguments) -> Source:
+    """The command as words. A container that names no program starts its image's own."""
+    head = [shell_word(word) for word in draft.head]
+    if not head and draft.images:
+        head = [line.engine, "serve"]
+    env = kept_environment(line.engine, draft.env, draft.head)
+    return Source(line.engine, env, head, [shell_word(word) for word in arguments.words], arguments.spans)
 
 
 def split_glued(words: list[Resolved], line: LaunchLine) -> list[Resolved]:

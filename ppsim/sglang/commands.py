@@ -15,16 +15,20 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field, replace
 
-from ppsim.sglang.programs import Program, docker_arguments, find_program, has_program
+from ppsim.sglang.flags import exact
+from ppsim.sglang.programs import Program, docker_arguments, find_program, has_program, image_engine
 from ppsim.sglang.unwrap import COMMAND_KEYS, FOLDED, Line, Unwrapper
-from ppsim.sglang.variables import Hole, Resolved, Variables, assignment_name, without_name
-from ppsim.sglang.words import Cursor, Op, Problem, Word, literal
+from ppsim.sglang.variables import Hole, Resolved, Variables, adds, assignment_name, without_name
+from ppsim.sglang.words import Cursor, Op, Part, Problem, Word, literal
 
 FLAG = re.compile(r"^--?[A-Za-z]")
 EXPORTS = ("export", "set", "setenv", "declare", "typeset", "readonly", "local", "ENV")
 ENGINE_ENV = ("SGLANG_", "VLLM_")
 MAX_DEPTH = 3
 EMPTY = Word((), 0)
+OPENS, CLOSES = ("if", "case", "for", "while", "until", "select"), ("fi", "esac", "done")
+KEYWORDS = (*OPENS[:1], "while", "until", "then", "else", "elif", "do", "!", "{", "}", "time", *CLOSES)
+TESTS = ("[", "[[", "test", "grep", "command")
 
 
 @dataclass(slots=True)
@@ -39,6 +43,8 @@ class Draft:
     loose: list[Resolved] = field(default_factory=list)  # holes of the words around the command
     warnings: list[Problem] = field(default_factory=list)
     errors: list[Problem] = field(default_factory=list)
+    head: list[Resolved] = field(default_factory=list)  # the program and the words before it
+    cut: bool = False  # the text ends with the last of the words
 
     def flags(self) -> set[str]:
         return {word.text.partition("=")[0] for word in self.words if FLAG.match(word.text)}
@@ -64,6 +70,9 @@ class Reader:
         self.list_env: dict[str, Resolved] = {}
         self.array: tuple[str, list[Word]] | None = None
         self.folding = False
+        self.conditions = 0  # conditions and loops that are open
+        self.guarded = False  # the command stands behind a test and && or ||
+        self.last_row = max((i + 1 for i, text in enumerate(lines) if text.strip()), default=0)
 
     # -- lines -------------------------------------------------------------------------------------------------------
 
@@ -79,6 +88,8 @@ class Reader:
             self.warnings += [Problem(note, row + 1) for note in line.notes]
             last, continued = self.take(row, line)
             row = last + 1
+        if continued:
+            self.warnings.append(Problem("the text ends in a continued line: it is cut here", max(self.last_row, 1)))
         if self.folding:
             self.end_fold()
         self.end_command()
@@ -149,7 +160,9 @@ class Reader:
             elif token.text == ")" and self.array:
                 self.close_array(None)
             elif token.text not in ("(", ")") and not self.array:
+                tests = bool(self.pending) and self.pending[0].raw in (*TESTS, *KEYWORDS)
                 self.end_command()
+                self.guarded = token.text == "||" or (token.text == "&&" and (tests or self.guarded))
 
     def opens_array(self) -> bool:
         return bool(self.pending) and bool(re.fullmatch(r"[A-Za-z_]\w*\+?=", self.pending[-1].raw))
@@ -159,8 +172,8 @@ class Reader:
         name, words = self.array
         self.array = None
         arrays = self.variables.arrays
-        adds, name = name.endswith("+"), name.rstrip("+")
-        arrays[name] = [*arrays.get(name, []), *words] if adds else words
+        more, name = name.endswith("+"), name.rstrip("+")
+        arrays[name] = [*arrays.get(name, []), *words] if more else words
         if problem:
             self.warnings.append(problem)
 
@@ -205,8 +218,14 @@ class Reader:
         words, self.pending = self.pending, []
         if words:
             self.command(words)
+        self.guarded = False
 
     def command(self, words: list[Word], *, listed: bool = False) -> None:
+        while not listed and words and words[0].raw in KEYWORDS:
+            self.conditions += (words[0].raw in OPENS) - (words[0].raw in CLOSES)
+            words = words[1:]
+        if not words or self.shell_builtin(words):
+            return
         if words[0].raw in EXPORTS and len(words) > 1:
             self.assign_words(words[1:], exported=True)
             return
@@ -219,6 +238,36 @@ class Reader:
         resolved = [piece for word in words for piece in self.variables.expand(word)]
         if resolved:
             self.server(resolved, listed)
+
+    def shell_builtin(self, words: list[Word]) -> bool:
+        """``let``, ``for``, ``case``, ``read`` and ``unset``: commands that set variables."""
+        first, names = words[0].raw, [word.raw for word in words[1:]]
+        if first == "let" and names:
+            for word in words[1:]:
+                if assignment_name(word):
+                    inner = without_name(word).raw
+                    value = self.variables.one(Word((Part("arith", inner, inner),), word.line))
+                    self.assign_all({assignment_name(word): value}, exported=False)
+            return True
+        if first in ("for", "select", "case"):
+            self.conditions += 1
+            if names and first != "case":
+                several = len(names) != 3 or any(mark in names[-1] for mark in "$*?`{")
+                self.forget(names[0], words[0].line) if several else self.set_one(names[0], words[-1])
+            return True
+        if first in ("read", "unset"):
+            for name in names:
+                self.forget(name, words[0].line)
+            return True
+        return False
+
+    def forget(self, name: str, line: int) -> None:
+        """A variable whose value is not in the text from here on."""
+        if re.fullmatch(r"[A-Za-z_]\w*", name):
+            self.variables.values[name] = Resolved("$" + name, line, (Hole("$" + name, name),))
+
+    def set_one(self, name: str, word: Word) -> None:
+        self.variables.values[name] = self.variables.one(word)
 
     def server(self, words: list[Resolved], listed: bool) -> None:
         found = find_program([word.text for word in words])
@@ -238,11 +287,29 @@ class Reader:
         if FLAG.match(words[0].text):
             self.flag_line(words, listed)
             return
+        if listed and self.model_first(words):
+            self.start(Draft(None, words[0].line, list(words)), [])
+            return
+        quoted = next((hole for word in words for hole in word.holes if has_program(hole.text)), None)
+        if quoted is not None and self.depth < MAX_DEPTH:
+            code = quoted.text.removeprefix("$(").removesuffix(")").strip("`")
+            self.nested(Resolved(code, words[0].line), words)
+            return
         self.loose += [word for word in words if word.holes]
+
+    def model_first(self, words: list[Resolved]) -> bool:
+        """Arguments of a container that begin with the model: its image or its flags tell that it is a server."""
+        if not any(FLAG.match(word.text) for word in words[1:]):
+            return False
+        if any(image_engine(image) for _, image in self.unwrapper.images):
+            return True
+        spelled = [word.text.partition("=")[0] for word in words if word.text.startswith("--")]
+        return any(spelled) and any(all(exact(engine, flag) for flag in spelled) for engine in ("sglang", "vllm"))
 
     def start(self, draft: Draft, around: list[Resolved]) -> None:
         """Open a draft; ``around`` are the words before its own: wrappers, and variables given on the same line."""
         draft.env = {**self.variables.exported, **self.engine_variables()}
+        draft.head = draft.head or list(around)
         for word in around:
             name, equals, value = strip_env_option(word.text).partition("=")
             if equals and re.fullmatch(r"[A-Za-z_]\w*", name):
@@ -250,7 +317,7 @@ class Reader:
             elif word.holes:
                 self.loose.append(word)
         images = [image for line, image in self.unwrapper.images if line <= draft.line]
-        draft.images += images[-1:]
+        draft.images += images[-1:] or [image for _, image in self.unwrapper.images[:1]]
         draft.loose, self.loose = self.loose, []
         self.drafts.append(draft)
         self.current, self.boundary, self.after = draft, False, {}
@@ -262,6 +329,7 @@ class Reader:
         reader.variables.exported = dict(self.variables.exported)
         for draft in reader.read():
             draft.line += inner.line - 1
+            draft.cut = False
             draft.words = [replace(word, line=word.line + inner.line - 1) for word in draft.words]
             outer = draft.env
             self.start(draft, [word for word in words if word is not inner])
@@ -292,6 +360,9 @@ class Reader:
             name = assignment_name(word, quoted=exported)
             if name:
                 value = self.variables.one(without_name(word))
+                start = found.get(name) or self.variables.lookup(name)
+                if start is not None and adds(word):
+                    value = replace(value, text=start.text + value.text, holes=(*start.holes, *value.holes))
                 found[name] = value
             elif word.raw in self.variables.values:
                 found[word.raw] = self.variables.values[word.raw]
@@ -306,6 +377,11 @@ class Reader:
                     self.variables.values[name] = value
                 continue
             before = self.variables.values.get(name)
+            if (self.conditions or self.guarded) and (before is None or before.text != value.text):
+                other = "unset" if before is None else repr(before.text)
+                said = f"{name} is {value.text!r} or {other}: a condition decides, and it is left open here"
+                self.warnings.append(Problem(said, value.line))
+                value = Resolved("$" + name, value.line, (Hole("$" + name, name),))
             if before is not None and before.text != value.text and name.startswith(ENGINE_ENV):
                 text = f"{name} is set twice, to {before.text!r} and to {value.text!r}: the later one holds"
                 self.warnings.append(Problem(text, value.line))
@@ -324,9 +400,10 @@ class Reader:
         if self.drafts:
             self.attach_trailing(self.drafts[-1])
             self.drafts[-1].loose += self.loose
+            last = self.drafts[-1].words[-1:]
+            self.drafts[-1].cut |= bool(last) and last[0].line == self.last_row
         for draft in self.drafts:
-            draft.warnings = [*self.warnings, *self.cursor.notes, *draft.warnings]
-            draft.errors += self.cursor.problems
+            draft.warnings = [*self.warnings, *self.cursor.problems, *self.cursor.notes, *draft.warnings]
 
     def unused_arrays(self) -> None:
         """An array that no command uses is the command itself, if it holds a program, or else flags."""

@@ -11,6 +11,7 @@ from ppsim.sglang.advice import advise
 from ppsim.sglang.arguments import read_application, read_draft
 from ppsim.sglang.commands import Reader
 from ppsim.sglang.dumps import drafts_of_words, json_words, load_json, read_calls, read_json
+from ppsim.sglang.programs import no_server
 from ppsim.sglang.result import Given, LaunchLine, Note, UnknownFlag, Unresolved
 from ppsim.sglang.scenario import priced, to_launch_line, to_scenario
 
@@ -45,8 +46,9 @@ def read_launch(text: str) -> list[LaunchLine]:
     found = read_any(text)
     if not found:
         count = text.count("\n") + 1
+        instead = no_server(text)
         raise UsageError(
-            f"launch line: no server is started in these {count} lines; expected a program such as "
+            f"launch line: no server is started in these {count} lines{instead}; expected a program such as "
             "sglang.launch_server, sglang serve or vllm serve, or flags such as --pp-size 4, or a ServerArgs(...) dump"
         )
     for line in found:

@@ -30,7 +30,6 @@ MODULES: tuple[tuple[re.Pattern[str], str, str, tuple[str, ...]], ...] = (
     (re.compile(r"dynamo\.sglang(\.\w+)*$"), "sglang", "dynamo", ()),
     (re.compile(r"(?!sglang_router)sglang[_-]\w+(\.launch_server|\.serve)?$"), "sglang", "fork", ()),
     (re.compile(r"vllm\.entrypoints\.\S*api_server$"), "vllm", "", ()),
-    (re.compile(r"vllm\.entrypoints\.cli\.main$"), "vllm", "", ()),
     (re.compile(r"dynamo\.vllm(\.\w+)*$"), "vllm", "dynamo", ()),
     (re.compile(r"aphrodite\.endpoints\.\S*api_server$"), "vllm", "aphrodite", ()),
 )
@@ -39,13 +38,30 @@ COMMANDS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "vllm": ("vllm", ("serve",), ""),
     "aphrodite": ("vllm", ("run", "serve"), "aphrodite"),
 }
+MODULE_COMMANDS = {"vllm.entrypoints.cli.main": "vllm", "sglang.cli.main": "sglang", "vllm": "vllm", "sglang": "sglang"}
+NO_SERVERS = (
+    (
+        re.compile(r"\bvllm(?:\.entrypoints\.cli\.main)?\s+(?:bench|chat|complete|run-batch|collect-env)\b"),
+        "a client or a benchmark",
+    ),
+    (re.compile(r"\bsglang\s+(?:generate|bench|version)\b"), "a client or a benchmark"),
+    (
+        re.compile(r"\b(?:sglang\.bench_serving|bench_serving\.py|benchmark_serving\.py|genai-perf|aiperf)\b"),
+        "a client",
+    ),
+    (re.compile(r"\b(?:sglang_router\.launch_router|sglang-router|sglang\.srt\.disaggregation\.\w+_lb)\b"), "a router"),
+    (
+        re.compile(r"\b(?:trtllm-serve|text-generation-launcher|lmdeploy\s+serve|llama-server|ollama)\b"),
+        "another engine",
+    ),
+)
 SCRIPTS = (
     (re.compile(r"(^|.*/)launch_server\.py$"), "sglang", ()),
     (re.compile(r"(^|.*/)bench_one_batch(_server)?\.py$"), "sglang", BENCH),
     (re.compile(r".*vllm/\S*api_server\.py$"), "vllm", ()),
 )
 HAS_PROGRAM = re.compile(
-    r"(?:-m\s*(?:sglang\S*\.launch_server|vllm\.entrypoints|sgl_jax\.|aphrodite\.)|\b(?:sglang|vllm)\s+serve\b|\baphrodite\s+run\b)"
+    r"(?:-m\s*(?:sglang\S*\.launch_server|sglang\.cli|vllm\.entrypoints|sgl_jax\.|aphrodite\.)|\b(?:sglang|vllm)\s+serve\b|\baphrodite\s+run\b)"
 )
 RUNTIMES = ("docker", "podman", "nerdctl")
 SWITCHES = (  # options of `docker run` without a value
@@ -69,7 +85,11 @@ def find_program(words: Sequence[str]) -> tuple[Program, int] | None:
     """The first program and the place of its first argument."""
     for i, word in enumerate(words):
         module = word if i and words[i - 1] == "-m" else word[2:] if word.startswith("-m") else ""
-        if module:
+        if module in MODULE_COMMANDS:
+            base = MODULE_COMMANDS[module]
+            if i + 1 < len(words) and words[i + 1] in COMMANDS[base][1]:
+                return Program(COMMANDS[base][0], f"{module} {words[i + 1]}"), i + 2
+        elif module:
             for pattern, engine, variant, extra in MODULES:
                 if pattern.match(module):
                     return Program(engine, module, variant, extra), i + 1
@@ -101,3 +121,11 @@ def image_engine(image: str) -> tuple[str, str] | None:
     """Engine and variant that an image's name gives away."""
     low = image.lower()
     return next(((engine, variant) for pattern, engine, variant in IMAGES if pattern.search(low)), None)
+
+
+def no_server(text: str) -> str:
+    """What a text without a server starts instead, as a sentence; empty where nothing known."""
+    found = ((pattern.search(text), what) for pattern, what in NO_SERVERS)
+    return next(
+        (f": {match.group()!r} is {what}, and starts no server that is read here" for match, what in found if match), ""
+    )

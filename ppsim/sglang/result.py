@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ppsim.sglang.flags import defaults
+from ppsim.sglang.source import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class LaunchLine:
     warnings: list[Note] = field(default_factory=list)
     errors: list[Note] = field(default_factory=list)
     notes: list[Note] = field(default_factory=list)
+    source: Source | None = None  # the command as it was given; None where a dump gave the values
 
     @property
     def role(self) -> str | None:

@@ -16,8 +16,10 @@ from ppsim.cost.gpu import load_gpu
 from ppsim.errors import ScenarioError, UsageError
 from ppsim.scenario.load import known_keys
 from ppsim.scenario.tree import Scenario
+from ppsim.sglang import flags, vllm
 from ppsim.sglang.flags import defaults
 from ppsim.sglang.result import LaunchLine, plain
+from ppsim.sglang.source import spelled
 
 Convert = Callable[[Any], Any]
 
@@ -147,16 +149,19 @@ ROWS: tuple[Row, ...] = (
     Row("req_running_timeout", "timeouts.running_ms", "SGLANG_REQ_RUNNING_TIMEOUT", limit_ms, limit_seconds),
     Row("mem_fraction_static", "gpu.mem_fraction_static", "--mem-fraction-static"),
 )
-VLLM_NAMES: dict[str, str] = {  # vLLM's value that plays the part of SGLang's
-    "max_num_batched_tokens": "chunked_prefill_size",
-    "max_num_seqs": "max_running_requests",
-    "max_model_len": "context_length",
-    "gpu_memory_utilization": "mem_fraction_static",
-    "enforce_eager": "disable_cuda_graph",
-    "enable_prefix_caching": "disable_radix_cache",
+POLICIES = ("fcfs", "lpm")  # that a scenario has
+POLICY_CHOICES = {  # every other one that the engine takes, and what it would do
+    "sglang": {
+        "random": "shuffles the queue",
+        "lof": "takes the longest output first",
+        "dfs-weight": "walks the prefix tree by weight",
+        "priority": "sorts by priority",
+        "routing-key": "groups requests by their routing key",
+    },
+    "vllm": {"priority": "sorts by priority and preempts by it"},
 }
-VLLM_NEGATED = ("enable_prefix_caching",)
-DECIDED_AT_START = "SGLang decides it at start"
+MODES = ("plain", "prefill", "decode")
+ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
 
 
 def has_key(dotted: str) -> bool:
@@ -176,10 +181,11 @@ def to_scenario(line: LaunchLine) -> dict[str, Any]:
     if line.errors:
         raise UsageError("launch line: " + "; ".join(str(note) for note in line.errors))
     given = {name: value.value for name, value in line.values.items()}
-    fallback = dict(defaults("sglang"))
+    names, fallback = {}, dict(defaults("sglang"))
     if line.engine == "vllm":
-        given = in_sglang_words(given)
-        fallback |= {"max_prefill_tokens": given.get("chunked_prefill_size")}
+        given, names = vllm.in_sglang_words(given), vllm.NAMES
+        fallback |= vllm.fallback(given)
+    holes = {names.get(hole.name or "", hole.name): hole.text for hole in line.unresolved}
     overrides: dict[str, Any] = {}
     left_open: dict[str, str] = {}
     modelled = set()
@@ -187,20 +193,21 @@ def to_scenario(line: LaunchLine) -> dict[str, Any]:
         if not has_key(row.key):
             continue
         modelled.add(row.name)
-        if line.is_unresolved(row.name):
-            hole = next(hole for hole in line.unresolved if hole.name == row.name)
-            left_open[row.key] = f"unresolved: {hole.text}"
+        if row.name in holes:
+            left_open[row.key] = f"unresolved: {holes[row.name]}"
             continue
         value = given.get(row.name, fallback.get(row.name))
         if value is None and row.to_key is same:
-            left_open[row.key] = DECIDED_AT_START
+            left_open[row.key] = decided_at_start(line, row)
             continue
         overrides[row.key] = plain(row.to_key(value))
+    stand_ins(line, overrides, left_open)
     if "model.layer_partition" in overrides:
         overrides["model.num_hidden_layers"] = sum(overrides["model.layer_partition"])
     key = known_key(str(overrides.get("model.path", "")))
     if key is not None:
         overrides["model.key"] = key
+        split_as_vllm(line, key, overrides, left_open)
     cp_size, tp_size = given.get("attn_cp_size", 1), overrides.get("cluster.tp_size", 1)
     if isinstance(cp_size, int) and cp_size > 1 and tp_size % cp_size == 0:
         modelled.add("attn_cp_size")
@@ -228,22 +235,56 @@ def priced(found: dict[str, Any], gpu_key: str) -> dict[str, Any]:
     return {**found, "overrides": overrides}
 
 
-def in_sglang_words(values: Mapping[str, Any]) -> dict[str, Any]:
-    found = {}
-    for name, value in values.items():
-        known = VLLM_NAMES.get(name, name)
-        found[known] = (not value) if name in VLLM_NEGATED and isinstance(value, bool) else value
-    return found
+def decided_at_start(line: LaunchLine, row: Row) -> str:
+    """Why a key is left open that no flag gives."""
+    if row.name in ("model_path", "layer_partition"):
+        return "the line does not give it"
+    flag = next((flag for flag in flags.rows("sglang", "flag").values() if flag.dest == row.name), None)
+    if line.engine == "vllm" and row.name not in (*vllm.NAMES.values(), "page_size", "max_total_tokens"):
+        return "vLLM has no such value"
+    unset = f" ({flag.note.removeprefix('unset: ')})" if line.engine == "sglang" and flag and flag.note else ""
+    return f"{ENGINES[line.engine]} decides it at start{unset}"
+
+
+def stand_ins(line: LaunchLine, overrides: dict[str, Any], left_open: dict[str, str]) -> None:
+    """What the engine has and a scenario has not: another one stands in, and is told."""
+    policy, role = overrides.get("scheduler.schedule_policy"), overrides.get("disaggregation.role")
+    if policy is not None and policy not in POLICIES:
+        what = POLICY_CHOICES[line.engine].get(str(policy), "is not known")
+        overrides["scheduler.schedule_policy"] = "fcfs"
+        left_open["scheduler.schedule_policy"] = f"{policy!r} ({what}) is not modelled: 'fcfs' stands in"
+    if role is not None and role not in MODES:
+        overrides["disaggregation.role"] = "plain"
+        left_open["disaggregation.role"] = f"{role!r} is not modelled: 'plain' stands in"
+
+
+def split_as_vllm(line: LaunchLine, key: str, overrides: dict[str, Any], left_open: dict[str, str]) -> None:
+    """vLLM's even split of a known model, where it is not SGLang's."""
+    pp_size, num_layers = overrides.get("cluster.pp_size"), load_model(key).num_layers
+    given = line.is_given("layer_partition") or line.is_unresolved("layer_partition")
+    if line.engine != "vllm" or given or not isinstance(pp_size, int) or not 1 < pp_size <= num_layers:
+        return
+    if num_layers % pp_size:
+        overrides["model.layer_partition"] = vllm.layer_split(num_layers, pp_size)
+        overrides["model.num_hidden_layers"] = num_layers
+        left_open["model.layer_partition"] = "the line does not give it: vLLM's own split is taken"
 
 
 def to_launch_line(scenario: Scenario) -> str:
-    """The SGLang command that starts what the scenario describes, its environment in front; for both sides of a
-    disaggregated scenario two commands, each under its heading.
+    """The command that starts what the scenario describes: the line that it was imported from, changed to it.
+
+    Without such a line SGLang's command, its environment in front; for both sides of a disaggregated scenario two
+    commands, each under its heading.
 
     Values that are SGLang's defaults are left out, except the sizes; a scenario without a checkpoint prints that of its
     model.key, or a placeholder. SGLang counts context-parallel ranks among the tensor-parallel ones. Costs, links and
     workload are no part of a launch.
     """
+    from ppsim.sglang.edit import edited
+
+    given = edited(scenario)
+    if given is not None:
+        return given[0]
     if scenario.disaggregation.role == "pd":
         return f"# prefill\n{one_line(scenario, PREFILL)}\n# decode\n{one_line(scenario, decode_side(scenario))}"
     return one_line(scenario, {})
@@ -282,7 +323,7 @@ def one_line(scenario: Scenario, instead: Mapping[str, Any]) -> str:
             value *= cp_size
         if value is None or (value == defaults("sglang")[row.name] and not row.always):
             continue
-        text = spell(value)
+        text = spelled(value)
         if not row.flag.startswith("--"):
             env.append(f"{row.flag}={text}")
         elif value is True:
@@ -292,12 +333,15 @@ def one_line(scenario: Scenario, instead: Mapping[str, Any]) -> str:
     return " ".join([*env, *words, *(["--attn-cp-size", str(cp_size)] if cp_size > 1 else [])])
 
 
-def spell(value: Any) -> str:
-    if isinstance(value, bool):
-        return "1" if value else "0"
-    if isinstance(value, tuple):
-        return ",".join(str(part) for part in value)
-    return f"{int(value)}" if isinstance(value, float) and value.is_integer() and abs(value) < 1e15 else str(value)
+def is_set(scenario: Scenario, dotted: str) -> bool:
+    """Somebody gave the key, in the file or by an override."""
+    *sections, leaf = dotted.split(".")
+    place: Any = scenario
+    for part in sections:
+        if part not in place.model_fields_set:
+            return False
+        place = getattr(place, part)
+    return leaf in place.model_fields_set
 
 
 def value_at(scenario: Scenario, dotted: str) -> Any:

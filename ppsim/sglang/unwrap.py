@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ppsim.sglang.flags import fields
+from ppsim.sglang.programs import has_program
 from ppsim.sglang.words import Word, literal
 
 QUOTE_MARK = re.compile(r"^\s*>+[ \t]?(?!>)")
@@ -20,7 +21,11 @@ PROMPT = re.compile(r"^\s*(?:\([\w.-]+\)\s*)?(?:\[?[\w.-]+@[\w.-]+(?:[: ][^\s$#%
 GLUED_PROMPT = re.compile(
     r"^\s*\$(?=(?:python[\d.]*|vllm|sglang|aphrodite|docker|podman|sudo|export|nohup|env|uv|bash|sh)\s)"
 )
-FENCE = re.compile(r"^\s*(?:```|~~~)")
+FENCE = re.compile(
+    r"^\s*(?:`{3,}|~{3,})\s*(?P<lang>(?:bash|sh|shell|zsh|console|text|bat|powershell|cmd)\b)?(?P<rest>.*)$"
+)
+END_OF_FENCE = re.compile(r"\s*(?:`{3,}|~{3,})\s*$")
+INLINE_CODE = re.compile(r"(?<![\\=`\"'])(`{1,2})(?!`)(?P<code>[^`]+)\1(?!`)")
 DOCKERFILE = re.compile(r"^\s*(?:CMD|ENTRYPOINT|RUN)\s+(?P<rest>\S.*)$")
 DOCKERFILE_ENV = re.compile(r"^\s*ENV\s+(?P<name>[A-Za-z_]\w*)\s+(?P<value>[^=\s].*)$")
 UNIT = re.compile(r"^\s*(?P<key>ExecStart|Environment)=(?P<rest>.*)$")
@@ -96,7 +101,15 @@ class Unwrapper:
         if mark and (self.all_quoted or not continued or text[mark.end() :].lstrip(" '\"").startswith("-")):
             text = text[mark.end() :]
         prompt = PROMPT.match(text) or GLUED_PROMPT.match(text)
-        return text[prompt.end() :] if prompt else text
+        text = text[prompt.end() :] if prompt else text
+        fence = FENCE.match(text)
+        if fence and has_program(fence["rest"]):
+            return END_OF_FENCE.sub("", fence["rest"])
+        if not fence and not continued and "`" in text:
+            inline = [found["code"] for found in INLINE_CODE.finditer(text) if has_program(found["code"])]
+            if inline:
+                return " ; ".join(inline)
+        return text if fence else END_OF_FENCE.sub("", text)
 
     def structure(self, row: int, text: str) -> Line:
         if FENCE.match(text):

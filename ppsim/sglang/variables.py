@@ -9,9 +9,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from ppsim.sglang.words import Cursor, Part, Word
+from ppsim.sglang.expansion import Scope, parameter
+from ppsim.sglang.words import Cursor, Part, Word, literal
 
 ASSIGNMENT = re.compile(r"^(?P<name>[A-Za-z_]\w*)(?P<plus>\+?)=")
+NAME = re.compile(r"[A-Za-z_]\w*")
+QUOTED = re.compile(r"\"([^\"]*)\"|'([^']*)'")
+MAX_DEPTH = 8  # of braces within braces
+MAX_EXPANSION = 4096  # characters
 SET_BY_SHELL = ("HOME", "PWD", "USER", "HOSTNAME", "PATH", "SHELL", "UID", "LOGNAME", "OLDPWD", "RANDOM")
 
 
@@ -41,6 +46,7 @@ class Variables:
         self.exported: dict[str, Resolved] = {}
         self.arrays: dict[str, list[Word]] = {}
         self.used_arrays: list[str] = []
+        self.depth = 0
 
     def one(self, word: Word) -> Resolved:
         """A word as one text, unsplit."""
@@ -62,8 +68,12 @@ class Variables:
                 return [Resolved(only.text, word.line, (Hole(only.text, only.name),))]
             return [piece for element in elements for piece in self.expand(element)]
         value = self.one(word)
-        if only and only.kind == "var" and not only.quoted and not value.holes and " " in value.text.strip():
-            tokens, _, _ = Cursor([value.text]).scan(0, value.text)
+        splits = only is not None and only.kind in ("var", "expand") and not only.quoted and not value.holes
+        if splits and not value.text.strip():
+            return []
+        if splits and re.search(r"\s", value.text.strip()):
+            text = re.sub(r"\\?\n", " ", value.text)
+            tokens, _, _ = Cursor([text]).scan(0, text)
             return [self.one(replace(token, line=word.line)) for token in tokens if isinstance(token, Word)]
         return [value]
 
@@ -72,15 +82,61 @@ class Variables:
             return Resolved(part.text, line)
         if part.kind == "hole":
             return Resolved(part.text, line, (Hole(part.text),))
-        if part.name in self.values and part.kind == "var":
-            return self.values[part.name]
-        if part.default is not None:
-            return Resolved(part.default, line)
-        if part.name in self.late and part.kind == "var":
-            return self.late[part.name]
+        if part.kind in ("expand", "arith"):
+            return self.computed(part, line)
+        if part.kind == "var":
+            value = self.lookup(part.name)
+            if value is not None:
+                return value
         if part.name in SET_BY_SHELL:
             return Resolved(part.text, line)
         return Resolved(part.text, line, (Hole(part.text, part.name),))
+
+    def lookup(self, name: str) -> Resolved | None:
+        return self.values.get(name, self.late.get(name))
+
+    def computed(self, part: Part, line: int) -> Resolved:
+        """``${...}`` or ``$((...))``; a hole as written where the text does not settle it."""
+        scope = Scope(self.settled, self.settled_array, self.fill, self.keep)
+        try:
+            if self.depth > MAX_DEPTH or len(part.text) > MAX_EXPANSION:
+                raise ValueError("too long or too deep")
+            self.depth += 1
+            text = str(scope.whole(self.fill(part.name))) if part.kind == "arith" else parameter(part.name, scope)
+        except ValueError:
+            name = NAME.search(part.name)
+            return Resolved(part.text, line, (Hole(part.text, name.group() if name else ""),))
+        finally:
+            self.depth -= 1
+        return Resolved(text, line)
+
+    def settled(self, name: str) -> str | None:
+        """The text of a variable, None where nothing sets it. Raises ValueError where what sets it is open."""
+        value = self.lookup(name)
+        if value is None:
+            return None
+        if value.holes or len(value.text) > MAX_EXPANSION:
+            raise ValueError(f"{name} is open")
+        return value.text
+
+    def settled_array(self, name: str) -> list[str] | None:
+        if name not in self.arrays:
+            return None
+        self.used_arrays.append(name)
+        found = [piece for word in self.arrays[name] for piece in self.expand(word)]
+        if any(piece.holes for piece in found):
+            raise ValueError(f"{name} is open")
+        return [piece.text for piece in found]
+
+    def fill(self, text: str) -> str:
+        """A word inside braces, with its own variables and quotes. Raises ValueError where one of them is open."""
+        value = self.one(literal(text, 0))
+        if value.holes:
+            raise ValueError(f"{text!r} is open")
+        return QUOTED.sub(lambda found: found[1] if found[1] is not None else found[2], value.text)
+
+    def keep(self, name: str, text: str) -> None:
+        self.values[name] = Resolved(text, 0)
 
 
 def assignment_name(word: Word, *, quoted: bool = False) -> str:
@@ -89,6 +145,12 @@ def assignment_name(word: Word, *, quoted: bool = False) -> str:
         return ""
     found = ASSIGNMENT.match(first.text)
     return found["name"] if found else ""
+
+
+def adds(word: Word) -> bool:
+    """``NAME+=more``."""
+    found = ASSIGNMENT.match(word.parts[0].text) if word.parts else None
+    return bool(found and found["plus"])
 
 
 def without_name(word: Word) -> Word:

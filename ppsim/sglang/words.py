@@ -10,13 +10,15 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
+from ppsim.sglang.programs import has_program
+
 PLACEHOLDER = re.compile(r"<[A-Za-z_][\w .:/-]{0,60}>|\{\{[^{}\n]{0,80}\}\}")
 VARIABLE = re.compile(
-    r"\$(?:(?P<name>[A-Za-z_]\w*)|\((?P<kube>[A-Z_][A-Z0-9_]*)\)|\{(?P<braced>[A-Za-z_]\w*)(?P<array>\[[@*]\])?(?:(?P<how>:?[-=?+])(?P<word>[^{}\n]*))?\}"
+    r"\$(?:(?P<name>[A-Za-z_]\w*)|\((?P<kube>[A-Z_][A-Z0-9_]*)\)|\{(?P<braced>[A-Za-z_]\w*)(?P<array>\[[@*]\])?\}"
     r"|(?P<special>[0-9@*#?!$-]))"
 )
-LITERAL = re.compile(PLACEHOLDER.pattern + "|" + VARIABLE.pattern)
-ODD_VARIABLE = re.compile(r"\$\{[^{}\n]*\}")
+BEGINS = re.compile(PLACEHOLDER.pattern + r"|\$")
+NEXT_FLAG = re.compile(r"\s+(?=--?[A-Za-z])|\s*\\\s*$")
 OPERATORS = ("&&", "||", ";;", "&>>", "&>", "|&", ";", "|", "&", "(", ")")
 REDIRECTION = re.compile(r"(?:>>|>&|>\||<<<|<<-?|<&|>|<)\d?")
 CONTINUATION = re.compile(r"\\(?P<rest>[^\S\n]*(?:(?<=\s)#.*)?)$")
@@ -28,12 +30,14 @@ MAX_QUOTE_LINES = 200
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A piece of a word. ``hole``: a placeholder or a command's output, which no text can resolve."""
+    """A piece of a word. ``hole``: a placeholder or a command's output, which no text can resolve.
 
-    kind: Literal["text", "var", "array", "hole"]
+    ``name``: of the variable; of ``expand`` (``${...}``) and ``arith`` (``$((...))``) what stands in the brackets.
+    """
+
+    kind: Literal["text", "var", "array", "expand", "arith", "hole"]
     text: str  # as written
     name: str = ""
-    default: str | None = None
     quoted: bool = False
 
 
@@ -68,7 +72,7 @@ class Cursor:
         self.lines = lines
         self.problems: list[Problem] = []  # what a shell would refuse
         self.notes: list[Problem] = []  # what a shell would take otherwise
-        self.literal: set[tuple[int, int]] = set()  # quotes that are never closed: plain characters
+        self.never_closed: set[tuple[int, int]] = set()  # places of quotes
 
     def scan(self, start: int, text: str) -> tuple[list[Word | Op], int, bool]:
         """Words of line ``start`` (given as ``text``), the last line used, and whether that one is continued."""
@@ -76,9 +80,11 @@ class Cursor:
             scanner = Scanner(self, start, text)
             if scanner.run():
                 return scanner.tokens, scanner.row, scanner.continued
-            self.literal.add(scanner.opened)
-            line = scanner.opened[0] + 1
-            self.problems.append(Problem("a quote is opened here and never closed: read as a plain character", line))
+            self.never_closed.add(scanner.opened)
+            said = (
+                "a quote is opened here and never closed (is the text cut?): nothing of it is used up to the next flag"
+            )
+            self.problems.append(Problem(said, scanner.opened[0] + 1))
 
 
 class Scanner:
@@ -105,6 +111,8 @@ class Scanner:
             elif char == "\\":
                 if self.backslash():
                     return True
+            elif (self.row, self.at) in self.cursor.never_closed:
+                self.open_end()
             elif char in "'\"" and self.opens_quote(char):
                 if not self.quoted(char):
                     return False
@@ -122,16 +130,27 @@ class Scanner:
             self.end_word()
             self.continued = True
             return True
+        if not self.in_word and self.text[self.at + 1].isspace():
+            self.note("a backslash stands before blanks on one line, as where lines were joined: read as a blank")
+            self.at += 1
+            return False
         self.put(self.text[self.at + 1])
         self.at += 2
         return False
 
     def opens_quote(self, char: str) -> bool:
-        if (self.row, self.at) in self.cursor.literal:
-            return False
         before = self.text[self.at - 1] if self.at else ""
         after = self.text[self.at + 1 : self.at + 2]
         return not (char == "'" and before.isalpha() and after.isalpha())
+
+    def open_end(self) -> None:
+        """What follows a quote that is never closed is a hole up to the next flag; only the mark, before a program."""
+        end = NEXT_FLAG.search(self.text, self.at)
+        text = self.text[self.at : end.start() if end else len(self.text)]
+        if has_program(text) or not (self.in_word or self.tokens):
+            self.at += 1
+        else:
+            self.hole(text, True)
 
     def quoted(self, quote: str) -> bool:
         self.opened = (self.row, self.at)
@@ -177,6 +196,12 @@ class Scanner:
             self.at = redirect.end()
             self.skip_target()
             return True
+        if self.text.startswith("((", self.at) and not self.in_word and self.begins_command():
+            end = closing(self.text, self.at)
+            inner = re.sub(r"^\s*(\w+)\s*=\s*(?!=)", r"\1=", self.text[self.at : end].strip("()"))
+            self.tokens += [Word((Part("text", "let"),), self.row + 1), Word((Part("text", inner),), self.row + 1)]
+            self.at = end
+            return True
         for operator in OPERATORS:
             if self.text.startswith(operator, self.at):
                 if operator == "(" and self.in_word and not self.ends_assignment():
@@ -189,6 +214,9 @@ class Scanner:
                     self.tokens.append(Op(operator, self.row + 1))
                 return True
         return False
+
+    def begins_command(self) -> bool:
+        return not self.tokens or isinstance(self.tokens[-1], Op)
 
     def ends_assignment(self) -> bool:
         return bool(self.plain) and self.plain[-1].endswith("=")
@@ -215,25 +243,18 @@ class Scanner:
         self.at += len(run.group()) if run else 1
 
     def dollar(self, quoted: bool) -> None:
-        found = VARIABLE.match(self.text, self.at)
-        if not found and self.text.startswith("$(", self.at):
-            self.hole(self.text[self.at : closing(self.text, self.at + 1)], quoted)
+        if not quoted and self.text[self.at + 1 : self.at + 2] in ("'", '"'):
+            self.at += 1  # $'...' and $"..." are quotes
             return
-        if not found:
-            odd = ODD_VARIABLE.match(self.text, self.at)
-            if odd:
-                self.hole(odd.group(), quoted)
-            else:
-                self.put("$", quoted=quoted)
-                self.at += 1
+        found = dollar_part(self.text, self.at, quoted)
+        if found is None:
+            self.put("$", quoted=quoted)
+            self.at += 1
             return
         self.flush()
-        name = found["name"] or found["kube"] or found["braced"] or found["special"]
-        default = found["word"] if found["how"] in (":-", "-", ":=", "=") else None
-        kind: Literal["array", "var"] = "array" if found["array"] or name in ("@", "*") else "var"
-        self.parts.append(Part(kind, found.group(), name, default, quoted))
+        part, self.at = found
+        self.parts.append(part)
         self.start_word()
-        self.at = found.end()
 
     def hole(self, text: str, quoted: bool) -> None:
         self.flush()
@@ -268,11 +289,35 @@ class Scanner:
         self.cursor.notes.append(Problem(text, self.row + 1))
 
 
-def closing(text: str, at: int) -> int:
+def dollar_part(text: str, at: int, quoted: bool) -> tuple[Part, int] | None:
+    """What the ``$`` at ``at`` begins, and the place behind it; None where it is a plain character."""
+    if text.startswith("$((", at):
+        end = closing(text, at + 1)
+        if text[end - 2 : end] == "))":
+            return Part("arith", text[at:end], text[at + 3 : end - 2], quoted), end
+    found = VARIABLE.match(text, at)
+    if found:
+        name = found["name"] or found["kube"] or found["braced"] or found["special"]
+        kind: Literal["array", "var"] = "array" if found["array"] or name in ("@", "*") else "var"
+        return Part(kind, found.group(), name, quoted), found.end()
+    if text.startswith("$(", at):
+        end = closing(text, at + 1)
+        return Part("hole", text[at:end], quoted=quoted), end
+    if text.startswith("$[", at) and "]" in text[at:]:
+        end = text.index("]", at) + 1
+        return Part("arith", text[at:end], text[at + 2 : end - 1], quoted), end
+    if text.startswith("${", at):
+        end = closing(text, at + 1, "{}")
+        if text[end - 1] == "}" and "\n" not in text[at:end]:
+            return Part("expand", text[at:end], text[at + 2 : end - 1], quoted), end
+    return None
+
+
+def closing(text: str, at: int, brackets: str = "()") -> int:
     """Place behind the bracket that closes the one at ``at``; end of the text where it is missing."""
     depth = 0
     for i in range(at, len(text)):
-        depth += (text[i] == "(") - (text[i] == ")")
+        depth += (text[i] == brackets[0]) - (text[i] == brackets[1])
         if depth == 0:
             return i + 1
     return len(text)
@@ -281,14 +326,20 @@ def closing(text: str, at: int) -> int:
 def literal(text: str, line: int) -> Word:
     """A word of plain text, as a list element of YAML or JSON gives it."""
     parts: list[Part] = []
-    at = 0
-    for found in LITERAL.finditer(text):
-        if found.start() > at:
-            parts.append(Part("text", text[at : found.start()], quoted=True))
-        name = found["name"] or found["kube"] or found["braced"] or ""
-        default = found["word"] if found["how"] in (":-", "-", ":=", "=") else None
-        parts.append(Part("var" if name else "hole", found.group(), name, default, quoted=True))
+    begin = at = 0
+
+    def plain(end: int) -> None:
+        if end > begin:
+            parts.append(Part("text", text[begin:end], quoted=True))
+
+    while found := BEGINS.search(text, at):
         at = found.end()
-    if at < len(text) or not parts:
-        parts.append(Part("text", text[at:], quoted=True))
-    return Word(tuple(parts), line)
+        read: tuple[Part, int] | None = (Part("hole", found.group(), quoted=True), at)
+        if found.group() == "$":
+            read = dollar_part(text, found.start(), True)
+        if read is not None:
+            plain(found.start())
+            parts.append(read[0])
+            begin = at = read[1]
+    plain(len(text))
+    return Word(tuple(parts) or (Part("text", "", quoted=True),), line)

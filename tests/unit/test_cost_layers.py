@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from ppsim.cli.entry import app
 from ppsim.cost.config_json import load_model
 from ppsim.cost.gpu import load_gpu
-from ppsim.cost.layer_report import LayerQuestion, layer_report, middle_chunk
+from ppsim.cost.layer_report import LayerQuestion, layer_report, middle_chunk, partition_by_time
 from ppsim.cost.memory import model_capacity
 from ppsim.cost.roofline import RooflineCost
 from ppsim.plan.paper import makespan_s
@@ -48,7 +48,16 @@ def test_by_memory_and_by_time_are_the_best_of_all_ways(model: str, gpu: str, tp
     for way in ways:
         cost = RooflineCost(shape, table, tp, way, q.rates())
         slowest[way] = max(cost.batch_ns(k, 0, [middle_chunk(q.prompt)]) for k in range(3))
-    assert slowest[found["time"].layers] <= min(slowest.values()) * (1 + 1e-6)  # a nanosecond of rounding a layer
+    by_cost = partition_by_time(shape, table, tp, q.rates(), 3, q.prompt)
+    assert slowest[by_cost] <= min(slowest.values()) * (1 + 1e-6)  # a nanosecond of rounding a layer
+    assert found["time"].layers in (by_cost, found["even"].layers, found["memory"].layers)
+
+
+@pytest.mark.parametrize("prompt", ["1024", "8192"])
+@pytest.mark.parametrize(("model", "pp"), [("qwen3-235b-a22b", "8"), ("llama-3.1-8b", "3"), ("deepseek-v3.1", "4")])
+def test_no_other_row_has_its_first_token_before_the_one_by_time(model: str, pp: str, prompt: str) -> None:
+    rows = rows_of("--model", model, "--pp", pp, "--prompt", prompt, "--tp", "4")
+    assert rows["time"]["ttft_s"] == min(row["ttft_s"] for row in rows.values())
 
 
 def test_the_time_to_the_first_token_is_that_of_the_event_simulation() -> None:

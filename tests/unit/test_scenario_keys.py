@@ -212,6 +212,13 @@ def header(changes: dict[str, Any]) -> object:
     return next(iter(lines(run(changes, {}).recording)))
 
 
+def exported(changes: dict[str, Any]) -> object:
+    """The line that ``ppsim export`` prints."""
+    from ppsim.sglang.launch import to_launch_line
+
+    return to_launch_line(scenario(changes, {}))
+
+
 def listing(changes: dict[str, Any]) -> object:
     """``ppsim list scenarios`` in a folder with this scenario."""
     from ppsim.cli.entry import app
@@ -276,6 +283,10 @@ PAUSED = {**QUADRATIC, "faults.pauses": [{"rank": 1, "at_iteration": 2, "ms": 5.
 
 KEYS: dict[str, Case] = {
     "name": Case(UNIT, {"name": "other"}, header),
+    "engine": Case(UNIT, {"engine": "vllm"}),
+    "launch_line": Case(
+        {**UNIT, "launch_line": "sglang serve m --frobnicate 3"}, {"launch_line": "sglang serve m"}, exported
+    ),
     "description": Case({**UNIT, "description": "this"}, {"description": "that"}, listing),
     "seed": Case(GENERATED, {"seed": 1}),
     "bugs": Case(TIGHT | {"scheduler.max_total_tokens": [100, 200]}, {"bugs": ["own_capacity"]}),
