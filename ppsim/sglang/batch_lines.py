@@ -52,6 +52,7 @@ NEEDED: dict[str, tuple[str, ...]] = {
     "retract": ("#retracted-req",),
 }
 TWO_DECIMALS = ("(token/s)", "usage")
+TAILS = ("bubble-ms",)  # behind the last field, where a rank had to wait
 MAX_JOIN = 8
 LOOK = 200  # characters that tell a batch line from a sentence about batches
 
@@ -124,7 +125,7 @@ def find_batches(rows: Sequence[str]) -> tuple[list[BatchLine], frozenset[int]]:
         used += range(row, end + 1)
         row = end + 1
     if used and used[-1] == last:
-        against_siblings(found)
+        against_siblings(found, ended=last + 1 < len(rows))
     return found, frozenset(used)
 
 
@@ -276,22 +277,36 @@ def judge(line: BatchLine, body: str, shortened: bool, bad: int, is_last: bool) 
 
 def ends_badly(body: str) -> bool:
     pieces = [piece for piece in pieces_of(body) if piece.strip()]
-    return bool(pieces) and split(pieces[-1])[2] > 0
+    return bool(pieces) and split("," + pieces[-1])[2] > 0  # a comma: a dot at the end is part of a number
 
 
-def against_siblings(found: list[BatchLine]) -> None:
-    """The last line of a text may break off between two fields, or inside a number: its siblings show it."""
+def against_siblings(found: list[BatchLine], *, ended: bool) -> None:
+    """The last line of a text may break off between two fields, or inside a number: its siblings show it.
+
+    ``ended``: a line feed follows it. A line that ended, or that ends behind a bracket, is whole where what its
+    siblings have more is an optional tail.
+    """
     if not found or not found[-1].fields:
         return
     line = found[-1]
     siblings = [other for other in found[:-1] if other.kind == line.kind and other.state == "complete"]
     if not line.names:
         return
-    longer = any(
-        other.names[: len(line.names)] == line.names and len(other.names) > len(line.names) for other in siblings
+    longer = [
+        other
+        for other in siblings
+        if other.names[: len(line.names)] == line.names and len(other.names) > len(line.names)
+    ]
+    whole = (ended or line.text.endswith(")")) and all(
+        is_optional(name, siblings) for other in longer for name in other.names[len(line.names) :]
     )
     name = line.names[-1]
     digits = re.search(r":\s*-?\d+(\.\d*)?\s*,?\s*$", line.text)
     halved = digits is not None and any(part in name for part in TWO_DECIMALS) and len(digits[1] or ".") < 3
-    if (longer and siblings) or (halved and "(token/s)" in name) or (halved and siblings):
+    if (longer and not whole) or (halved and "(token/s)" in name) or (halved and siblings):
         line.state, line.reason, line.fields = "cut", "the text ends inside this line", {}
+
+
+def is_optional(name: str, siblings: Sequence[BatchLine]) -> bool:
+    """Printed behind the fields only where there is something to say, or missing in another whole line too."""
+    return name in TAILS or any(name not in other.names for other in siblings)

@@ -1,4 +1,4 @@
-"""Result tables of benchmarks and measured tables of chunk times.
+"""Result tables of benchmarks, and running totals of chunks (measured tables of chunk times: ``chunk_tables.py``).
 
 A name keeps its unit (``mean_ttft_ms``); a table that ends without its closing rule is cut, a row
 without its value is left out.
@@ -21,8 +21,6 @@ ONE_BATCH = re.compile(
     r"^\s*(?P<name>batch size|latency|ttft|\(?(?:input|output)[a-z +()]* throughput): "
     r"(?P<value>\d+(?:\.\d+)?)(?: \S+)?\s*$"
 )
-TABLE_ROW = re.compile(r"^\s*\|(.+)\|\s*$")
-CELL = re.compile(r"^~?(?P<value>\d[\d,]*(?:\.\d+)?)\s*(?P<unit>[A-Za-zµ/%]*)")
 PROGRESS = re.compile(
     r"Seq (?P<seq>\d{1,15}) - chunk prefilled (?P<total>\d{1,15}) \(remain (?P<remain>\d{1,15}) tokens\)"
 )
@@ -109,65 +107,6 @@ def read_one_batch(rows: Sequence[str], row: int) -> tuple[BenchTable, int]:
 
 def normal(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_")
-
-
-# -- tables of chunk times -----------------------------------------------------------------------------------
-
-
-def find_chunk_tables(rows: Sequence[str]) -> list[Sample]:
-    """Samples of tables with a prefix column, a column of times and, for the size, a rate, a size or the steps."""
-    found: list[Sample] = []
-    row = 0
-    while row < len(rows):
-        if not TABLE_ROW.match(rows[row]):
-            row += 1
-            continue
-        end = row
-        while end < len(rows) and TABLE_ROW.match(rows[end]):
-            end += 1
-        found += read_chunk_table([cells(text) for text in rows[row:end]], row)
-        row = end
-    return found
-
-
-def cells(text: str) -> list[str]:
-    return [cell.strip() for cell in text.strip().strip("|").split("|")]
-
-
-def read_chunk_table(table: list[list[str]], first: int) -> list[Sample]:
-    header = [cell.lower() for cell in table[0]]
-    prefix = next((i for i, name in enumerate(header) if "prefix" in name or "history" in name), None)
-    if prefix is None:
-        return []
-    samples = []
-    for offset, row in enumerate(table[1:], 1):
-        values = [CELL.match(cell) for cell in row]
-        if prefix >= len(row) or values[prefix] is None:
-            continue
-        seconds = next((s for value in values if value and (s := seconds_in(value)) is not None), None)
-        size = size_of(header, values, seconds)
-        past = values[prefix]
-        if seconds and size and past:
-            samples.append(Sample(int(amount(past)), size, seconds, "table", first + offset + 1))
-    return samples
-
-
-def amount(cell: re.Match[str]) -> float:
-    return float(cell["value"].replace(",", "")[:25])
-
-
-def seconds_in(cell: re.Match[str]) -> float | None:
-    scale = {"ms": 1e-3, "s": 1.0, "us": 1e-6, "µs": 1e-6}.get(cell["unit"])
-    return None if scale is None else amount(cell) * scale
-
-
-def size_of(header: Sequence[str], values: Sequence[re.Match[str] | None], seconds: float | None) -> int | None:
-    """New tokens of a row: its own column, or the rate times the time."""
-    for name, value in zip(header, values, strict=False):
-        if value and not value["unit"] and re.search(r"\bnew\b|size|tokens|length", name) and "prefix" not in name:
-            return int(amount(value))
-    rate = next((amount(value) for value in values if value and value["unit"].startswith("tok")), None)
-    return None if rate is None or not seconds else round(rate * seconds)
 
 
 # -- progress of chunks --------------------------------------------------------------------------------------

@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from ppsim.sglang.batch_lines import BatchLine, find_batches, last_filled
-from ppsim.sglang.benches import BenchTable, find_chunk_tables, find_progress, find_tables
+from ppsim.sglang.benches import BenchTable, find_progress, find_tables
+from ppsim.sglang.chunk_tables import find_chunk_tables
 from ppsim.sglang.findings import Finding, find_all
 from ppsim.sglang.profiles import LoggedFit, Profile, find_fits, find_profiles
 from ppsim.sglang.samples import Chain, DecodeSample, Sample, measure
@@ -51,6 +52,7 @@ class LogReport:
     profiles: list[Profile] = field(default_factory=list)
     fits: list[LoggedFit] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    remarks: list[str] = field(default_factory=list)  # rows of tables without a sample, and why
     server: dict[str, Any] = field(default_factory=dict)
     rank_table: dict[int, Ranks] = field(default_factory=dict)
     ranks: list[Ranks] = field(default_factory=list)
@@ -130,6 +132,7 @@ class LogReport:
             "profiles": [{**asdict(profile), "chunk_size": profile.chunk_size} for profile in self.profiles],
             "fits": [asdict(fit) for fit in self.fits],
             "findings": [asdict(finding) for finding in self.findings],
+            "remarks": self.remarks,
             "server": self.server,
             "ranks": [rank_name(ranks) for ranks in self.ranks],
             "summary": self.summary(),
@@ -158,7 +161,8 @@ def read_log(text: str) -> LogReport:
     report.profiles, report.fits = find_profiles(rows), find_fits(rows)
     progress, report.prompt_tokens = find_progress(rows)
     report.samples += [sample for profile in report.profiles for sample in profile.samples()]
-    report.samples += find_chunk_tables(rows) + progress
+    of_tables, report.remarks = find_chunk_tables(rows)
+    report.samples += of_tables + progress
     report.findings = find_all(rows, report.batches, report.windows)
     report.server, report.rank_table = read_started(rows, text)
     report.ranks = seen_ranks(rows)

@@ -3,20 +3,29 @@
 The throughput of a line is tokens over the time from one log call to the next. It times one batch only if nothing else
 happened in between, so a prefill sample needs: the neighbouring line of the same rank is a complete prefill line, no
 decode line lies between, and work was left after the earlier of the two (otherwise idle time is inside). Which
-neighbour and whose tokens depends on the version (``BatchLine.meaning``). The prefix of a later chunk is not logged: it
-is the sum of the chunks before it. Lines of several TP ranks or stages for one batch are one observation.
+neighbour and whose tokens depends on the version (``BatchLine.meaning``). Prefixes come from ``prefixes.py``. Lines of
+several TP ranks or stages for one batch are one observation.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 from typing import Literal
 
 from ppsim.sglang.batch_lines import BatchLine
+from ppsim.sglang.prefixes import (
+    Place,
+    by_rank,
+    full_chunk,
+    left_over,
+    place_chunks,
+    place_rank_lines,
+    replicas,
+    usable,
+)
 from ppsim.sglang.stamps import Ranks, rank_name
 
 Source = Literal["own", "prev", "gpu", "profile", "table", "progress"]
@@ -72,138 +81,29 @@ class Measured:
         self.unused[reason] = self.unused.get(reason, 0) + 1
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a prefill line stands in its prompt. ``known``: the prefix counts from the prompt's start."""
-
-    prefix: int
-    known: bool
-    clear: bool = True  # False: it may belong to another prompt
-    first: bool = False  # the first chunk of its prompt
-
-
 def measure(lines: Sequence[BatchLine], replies: Sequence[int] = ()) -> Measured:
     """All measurements of the batch lines of a log, in order of the text. ``replies``: lines on which a client was
     answered, ascending; a prompt may have ended there."""
     measured = Measured()
     streams = by_rank(lines)
     groups: dict[Ranks, list[tuple[Ranks, list[Sample]]]] = {}
+    placed: dict[Ranks, list[Place | None]] = {}
     for ranks, stream in streams.items():
-        places = place_chunks(stream, replies)
+        places = placed[ranks] = place_chunks(stream, replies)
         measured.chains += chains_of(rank_name(ranks), stream, places)
         samples = drop_idle(prefill_samples(stream, places, measured), measured)
         groups.setdefault(replicas(ranks), []).append((ranks, samples))
         measured.decode_samples += decode_samples(stream)
     for members in groups.values():
         measured.samples += one_each([samples for _, samples in sorted(members, key=lambda member: member[0])])
-    measured.samples += gpu_samples(lines)
+    measured.samples += gpu_samples(lines, place_rank_lines(lines, placed), measured)
     measured.samples.sort(key=lambda sample: sample.line)
     measured.decode_samples.sort(key=lambda sample: sample.line)
     measured.num_batches = count_batches(streams)
     return measured
 
 
-def by_rank(lines: Iterable[BatchLine]) -> dict[Ranks, list[BatchLine]]:
-    streams: dict[Ranks, list[BatchLine]] = {}
-    for line in lines:
-        if line.kind != "prefill_rank":
-            streams.setdefault(line.ranks, []).append(line)
-    return streams
-
-
-def replicas(ranks: Ranks) -> Ranks:
-    """What tells batches apart: TP ranks and stages see the same batch, data-parallel ranks their own."""
-    return tuple(tag for tag in ranks if tag[0] in ("DP", "ATTN_DP"))
-
-
-def usable(line: BatchLine) -> bool:
-    return line.kind == "prefill" and line.state == "complete"
-
-
-# -- prefixes ------------------------------------------------------------------------------------------------
-
-
-def place_chunks(stream: Sequence[BatchLine], replies: Sequence[int] = ()) -> list[Place | None]:
-    """The place of each complete prefill line in its prompt; None for other lines.
-
-    Decode lines may stand between two chunks of one prompt (they do in a pipeline); a line that cannot be read ends
-    what is known.
-    """
-    places: list[Place | None] = []
-    full = full_chunk(stream)
-    before: BatchLine | None = None
-    place: Place | None = None
-    for i, line in enumerate(stream):
-        if not usable(line):
-            if line.kind == "prefill" or line.state in ("cut", "damaged"):
-                before = place = None
-            places.append(None)
-            continue
-        if before is None or place is None:
-            place = first_place(line, stream[i - 1] if i else None)
-        else:
-            answered = bisect_left(replies, line.line) > bisect_left(replies, before.line)
-            place = next_place(before, place, line, 0 if answered else full)
-        before = line
-        places.append(place)
-    return places
-
-
-def first_place(line: BatchLine, before: BatchLine | None) -> Place:
-    """The first prefill line that is known of. A hit in the cache, or a decode line before it that saw nothing waiting,
-    shows the first chunk of a prompt; in a pipeline decode lines stand between chunks too and show nothing."""
-    pipelined = any(kind == "PP" for kind, _ in line.ranks)
-    quiet = before is not None and before.kind == "decode" and before.state == "complete"
-    queue = before.count("#queue-req") if before is not None else 1
-    known = line.count("#cached-token") > 0 or (quiet and queue == 0 and not pipelined)
-    return Place(line.count("#cached-token"), known, first=known)
-
-
-def next_place(before: BatchLine, place: Place, line: BatchLine, full: int) -> Place:
-    cached = line.count("#cached-token")
-    if line.count("#new-seq") != 1:
-        return Place(cached, False, clear=False)
-    if cached > 0:
-        return Place(cached, True, first=True)
-    if before.count("#new-seq") == 1 and continues(before, line, full):
-        sure = "#pending-token" in line.fields
-        return Place(place.prefix + before.count("#new-token"), place.known and sure, place.clear)
-    if starts(before, line, full):
-        return Place(0, True, first=True)
-    return Place(0, False, clear=False)
-
-
-def continues(before: BatchLine, line: BatchLine, full: int) -> bool:
-    """``line`` is the next chunk of the prompt that ``before`` left unfinished: what waited fell by it and no request
-    left the queue. Without a count of what waited, a full chunk is taken to go on, and its prefix is relative."""
-    if line.count("#queue-req") < before.count("#queue-req"):
-        return False
-    if "#pending-token" in before.fields and "#pending-token" in line.fields:
-        fell = before.count("#pending-token") - line.count("#pending-token")
-        return fell == line.count("#new-token") and line.count("#queue-req") == before.count("#queue-req")
-    return full > 0 and before.count("#new-token") == full
-
-
-def starts(before: BatchLine, line: BatchLine, full: int) -> bool:
-    """``before`` finished its prompt: nothing waited behind it, a request left the queue, or it was no full chunk."""
-    if "#pending-token" in before.fields:
-        if before.count("#pending-token") == 0:
-            return True
-        fell = before.count("#pending-token") - line.count("#pending-token")
-        return fell == line.count("#new-token") and line.count("#queue-req") == before.count("#queue-req") - 1
-    return full > 0 and before.count("#new-token") < full
-
-
-def left_over(line: BatchLine) -> int:
-    """Tokens or requests that wait behind this batch, as far as the line says."""
-    return line.count("#pending-token") + line.count("#queue-req")
-
-
-def full_chunk(stream: Sequence[BatchLine]) -> int:
-    """The chunk size of a log: the largest batch, if it comes more than once and was one request; 0 if none is."""
-    sizes = [line.count("#new-token") for line in stream if usable(line) and line.count("#new-seq") == 1]
-    largest = max(sizes, default=0)
-    return largest if sizes.count(largest) > 1 else 0
+# -- chains ---------------------------------------------------------------------------------------------------
 
 
 def chains_of(rank: str, stream: Sequence[BatchLine], places: Sequence[Place | None]) -> list[Chain]:
@@ -325,17 +225,22 @@ def one_each(streams: list[list[Sample]]) -> list[Sample]:
     return kept
 
 
-def gpu_samples(lines: Iterable[BatchLine]) -> list[Sample]:
+def gpu_samples(lines: Sequence[BatchLine], places: dict[int, Place], measured: Measured) -> list[Sample]:
     """Times that a rank measured itself: each stage is an observation of its own, its TP ranks are one."""
     found: dict[Ranks, dict[Ranks, list[Sample]]] = {}
     for line in lines:
         if line.kind != "prefill_rank" or line.state != "complete" or line.get("gpu-ms") <= 0:
             continue
-        if line.count("#chunks") > 1:
+        place = places[line.line]
+        if line.count("#chunks") > 1 or not place.alone:
+            measured.skip("several requests in one batch")
+            continue
+        if not place.clear:
+            measured.skip("the prefix is not known")
             continue
         stage = tuple(tag for tag in line.ranks if tag[0] in ("DP", "PP", "ATTN_DP"))
         sample = Sample(
-            line.count("#cached-token"), line.count("#new-token"), line.get("gpu-ms") / 1e3, "gpu", line.line, line.rank
+            place.prefix, line.count("#new-token"), line.get("gpu-ms") / 1e3, "gpu", line.line, line.rank, place.known
         )
         found.setdefault(stage, {}).setdefault(line.ranks, []).append(sample)
     return [sample for ranks in found.values() for sample in one_each([ranks[key] for key in sorted(ranks)])]
