@@ -215,6 +215,8 @@ def stream_choices(draw: DrawFn, role: str, raw: dict[str, Any]) -> None:
         found["payload"] = "eager"
     if found["payload"] == "matched":
         scheduler["exchange_order"] = "parity"
+    if found["payload"] == "matched" or found.get("send") == "rendezvous":
+        found["early_send"] = "after_exchange"  # before it, each waits for a receiver that waits for its output
 
 
 def limits(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]) -> dict[str, Any]:

@@ -34,6 +34,12 @@ def locks(s: Scenario) -> list[str]:
     blocking = links.send == "rendezvous"
     matched = links.payload == "matched" and not s.cluster.comm_overlap
     found = []
+    early = c.hidden_send == "after_launch" and links.early_send == "before_exchange"
+    if early and s.cluster.pp_async_batch_depth == 0 and (blocking or matched):
+        found.append(
+            "links.early_send 'before_exchange' locks where hidden states wait for their receiver, which waits for an "
+            "output: links.early_send 'after_exchange'"
+        )
     if c.exchange_order == "send_first":
         if blocking:
             found.append("links.send 'rendezvous' locks where all ranks send first: scheduler.exchange_order 'parity'")

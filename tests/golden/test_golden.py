@@ -18,7 +18,7 @@ from tests.golden.runs import RUNS, outcome
 
 @pytest.mark.parametrize("name", RUNS)
 def test_a_run_decides_and_times_as_saved(name: str, golden: Goldens) -> None:
-    golden.hold(f"runs/{name}", outcome(RUNS[name]))
+    golden.hold(f"decided/{name}", outcome(RUNS[name]))
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -32,7 +32,7 @@ def test_a_command_answers_as_saved(
 
 def test_the_runs_are_of_every_kind() -> None:
     """All roles, tiers, retractions, mixed batches, failures: counted in what was saved, not read off the names."""
-    saved = [json.loads((HERE / "runs" / f"{name}.json").read_text(encoding="utf-8")) for name in RUNS]
+    saved = [json.loads((HERE / "decided" / f"{name}.json").read_text(encoding="utf-8")) for name in RUNS]
     seen = {kind for run in saved for kind, number in run["kinds"].items() if number}
     assert seen >= {"extend", "decode", "mixed", "empty", "retracted", "kv span", "load span", "write span"}
     assert seen >= {"token reply", "finished reply", "aborted reply"}
@@ -42,5 +42,5 @@ def test_the_runs_are_of_every_kind() -> None:
 
 
 def test_nothing_is_saved_that_is_not_compared() -> None:
-    assert {path.stem for path in (HERE / "runs").iterdir()} == set(RUNS)
+    assert {path.stem for path in (HERE / "decided").iterdir()} == set(RUNS)
     assert {path.stem for path in (HERE / "commands").iterdir()} == set(COMMANDS)

@@ -91,7 +91,7 @@ class Adder:
         """
         alive = [other for other in self.slot.running.jobs if not other.ended]
         fits = self.s.due_pages(alive) <= self.s.available
-        return self.k.empty_chunk_pieces and fits and self.s.may_mix(self.slot, [job])
+        return self.k.empty_chunk_pieces and not self.s.mended and fits and self.s.may_mix(self.slot, [job])
 
     def add_one_req(self, job: Job, found: Tokens) -> str:
         if self.k.prefill_max_requests is not None and len(self.rows) >= self.k.prefill_max_requests:

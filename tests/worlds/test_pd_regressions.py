@@ -79,10 +79,10 @@ def test_a_request_that_was_put_out_of_memory_has_not_waited_while_it_ran() -> N
         "scheduler.schedule_conservativeness": 0.1,
         "scheduler.disable_radix_cache": True,
         "workload.requests": [
-            {"rid": "A", "prompt": 8, "output": 11, "ignore_eos": True},
-            {"rid": "B", "prompt": 8, "output": 9, "ignore_eos": True},
-            {"rid": "C", "prompt": 7, "output": 7, "ignore_eos": True, "at_iteration": 4},
-            {"rid": "D", "prompt": 18, "output": 5, "ignore_eos": True, "at_iteration": 2},
+            {"rid": "A", "prompt": 8, "output": 11},
+            {"rid": "B", "prompt": 8, "output": 9},
+            {"rid": "C", "prompt": 7, "output": 7, "at_iteration": 4},
+            {"rid": "D", "prompt": 18, "output": 5, "at_iteration": 2},
         ],
     }
     free = run(changes, UNIT)
