@@ -5,6 +5,7 @@ from __future__ import annotations
 from ppsim.cli.guard import guarded
 from ppsim.cli.options import (
     BugOption,
+    ColumnOption,
     JsonOption,
     MaxSecondsOption,
     OutOption,
@@ -12,6 +13,7 @@ from ppsim.cli.options import (
     ScenarioArg,
     SeedOption,
     SetOption,
+    SkipOption,
     TraceOption,
     check_seconds,
     plugin_of,
@@ -24,6 +26,8 @@ def run(
     scenario: ScenarioArg,
     seed: SeedOption = None,
     trace: TraceOption = None,
+    columns: ColumnOption = None,
+    skip_bad_lines: SkipOption = False,
     overrides: SetOption = None,
     out: OutOption = None,
     bugs: BugOption = None,
@@ -33,7 +37,7 @@ def run(
 ) -> int:
     """Simulate a scenario and save the run."""
     check_seconds("--max-seconds", max_seconds)
-    loaded = scenario_of(scenario, seed, trace, overrides)
+    loaded = scenario_of(scenario, seed, trace, overrides, columns, skip_bad_lines)
 
     from ppsim.planted import hooks_for
 

@@ -220,6 +220,14 @@ class ScriptedFlush(Section):
     at_iteration: NonNegative
 
 
+class Columns(Section):
+    """Names of the columns of a trace in another format; none: told by the format."""
+
+    time: str | None = None
+    prompt: str | None = None  # tokens of the prompt
+    output: str | None = None  # tokens of the output
+
+
 class Workload(Section):
     """What arrives, and when."""
 
@@ -236,7 +244,10 @@ class Workload(Section):
     num_prefixes: NonNegative = 0  # generated: requests start with one of so many shared prefixes
     prefix_tokens: NonNegative = 0  # part of the input_length; a shorter prompt is the prefix alone
     block_tokens: Tokens = 512  # tokens of one hash_id or prefix block
-    trace: str | None = None  # Mooncake JSONL or Azure CSV; None: the shipped generated trace
+    trace: str | None = None  # Mooncake, Azure, BurstGPT, or with columns any CSV; None: the shipped generated trace
+    time_unit: Literal["ns", "us", "ms", "s"] | None = None  # of a trace's times; None: as its format has it
+    columns: Columns = Columns()
+    skip_bad_lines: bool = False  # of a trace: go on behind a line that is no request, and name each
     time_scale: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 1.0  # arrival times are multiplied by it
     ignore_eos: bool = True  # generated, trace. False: each sampled token is the stop token with eos_probability
     eos_probability: Annotated[float, Field(ge=0, le=1)] = 0.0

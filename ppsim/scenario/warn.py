@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ppsim.scenario.chunks import sglang_predictor
-from ppsim.scenario.tree import Disaggregation, Links, Scenario
+from ppsim.scenario.tree import Disaggregation, Links, Scenario, Workload
 
 
 def start_warnings(s: Scenario) -> tuple[str, ...]:
@@ -48,6 +48,13 @@ def without_effect(s: Scenario) -> list[str]:
         if getattr(d, key) != getattr(usual, key)
     ]
     found += [f"links.{key} has no effect {why}" for key, why in idle_link_keys(s)]
+    if s.workload.source != "trace":
+        w, unset = s.workload, Workload()
+        found += [
+            f"workload.{key} has no effect with workload.source {w.source!r}"
+            for key in ("time_unit", "columns", "skip_bad_lines")
+            if getattr(w, key) != getattr(unset, key)
+        ]
     if s.workload.source == "requests":
         known = {request.rid for request in s.workload.requests}
         listed = dict.fromkeys(entry.rid for entry in s.observations.listed if entry.rid not in known)

@@ -71,8 +71,8 @@ def test_every_rank_line_has_the_prefix_of_its_chunk(says: str, lag: int, seed: 
 def batch_row(batch: tuple[int, int, int, int]) -> str:
     _, new, cached, pending = batch
     return (
-        f"[2026-09-27 10:31:00 PP0] Prefill batch, #new-seq: 1, #new-token: {new}, #cached-token: {cached}, token usage: "
-        f"0.05, #running-req: 0, #queue-req: 0, #pending-token: {pending}, cuda graph: False, "
+        f"[2026-09-27 10:31:00 PP0] Prefill batch, #new-seq: 1, #new-token: {new}, #cached-token: {cached}, "
+        f"token usage: 0.05, #running-req: 0, #queue-req: 0, #pending-token: {pending}, cuda graph: False, "
         "input throughput (token/s): 1000.00"
     )
 
@@ -143,7 +143,8 @@ def test_a_row_with_a_unit_that_is_not_known_is_named(cells: str, words: str) ->
     report = read_log(f"| prefix | new tokens | time |\n|---|---|---|\n| 0 | 8192 | 50 ms |\n| {cells} |\n")
     assert len(report.samples) == 1
     (remark,) = report.remarks
-    assert remark.startswith("line 4") and words in remark
+    assert remark.startswith("line 4")
+    assert words in remark
 
 
 # -- the last line: a missing optional tail is not a cut ---------------------------------------------------------
