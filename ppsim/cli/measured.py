@@ -107,7 +107,7 @@ def of_log(text: str) -> Measured:
     measured.missing = f"no usable line: none of {report.num_lines} gives the time of a chunk after a known prefix"
     measured.about = {"counts": report.counts(), "throughput_means": report.tput, "summary": report.summary()}
     measured.remarks.append(report.summary())
-    measured.remarks += report.remarks
+    measured.remarks += report.remarks + report.told()
     if relative:
         measured.remarks.append(f"{relative} samples left out: only differences between their prefixes are known")
     for key, samples in groups.items():
