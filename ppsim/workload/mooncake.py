@@ -20,8 +20,8 @@ from ppsim.workload.times import UNITS, WEEK_NS, ask_for_unit, from_earliest
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
 OTHER_FILES = {
     "conversations": "a ShareGPT conversation has no times and no lengths in tokens",
-    "traceEvents": "a Chrome or torch trace is no request trace; ppsim read FILE says what it is",
-    "input_lens": "the result of a serving benchmark is no request trace; ppsim read FILE says what it is",
+    "traceEvents": "a Chrome or torch trace is no request trace",
+    "input_lens": "the result of a serving benchmark is no request trace",
     "ppsim-recording": "a recorded run is no request trace",
 }
 

@@ -199,3 +199,17 @@ def test_import_of_a_trace_says_where_it_belongs(tmp_path: Path, content: str) -
     result = CliRunner().invoke(app, ["import", str(tmp_path / "t")])
     assert result.exit_code == EXIT_USAGE
     assert "ppsim run SCENARIO --trace FILE" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{\n "schemaVersion": 1,\n "traceEvents": []}', "a Chrome or torch trace"),
+        ('{"backend": "sglang", "mean_ttft_ms": 3.5, "completed": 4}', "the result of a serving benchmark"),
+    ],
+)
+def test_files_of_known_other_kinds_are_named(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "t").write_text(content)
+    result = CliRunner().invoke(app, ["fit", str(tmp_path / "t")])
+    assert result.exit_code == EXIT_USAGE
+    assert words in result.stderr
