@@ -10,7 +10,17 @@ from typing import Annotated
 import typer
 
 from ppsim.cli.guard import guarded
-from ppsim.cli.options import JsonOption, OutOption, ScenarioArg, SeedOption, SetOption, TraceOption, scenario_of
+from ppsim.cli.options import (
+    ColumnOption,
+    JsonOption,
+    OutOption,
+    ScenarioArg,
+    SeedOption,
+    SetOption,
+    SkipOption,
+    TraceOption,
+    scenario_of,
+)
 from ppsim.errors import UsageError
 
 
@@ -39,13 +49,15 @@ def execute(
     port: PortOption = None,
     seed: SeedOption = None,
     trace: TraceOption = None,
+    columns: ColumnOption = None,
+    skip_bad_lines: SkipOption = False,
     overrides: SetOption = None,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Run a scenario on real processes that run a real model, and save the run."""
     sets = [f"model.path={json.dumps(model)}"] if model is not None else []
-    loaded = scenario_of(scenario, seed, trace, [*(overrides or []), *sets])
+    loaded = scenario_of(scenario, seed, trace, [*(overrides or []), *sets], None, columns, skip_bad_lines)
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
             raise UsageError(f"ppsim exec needs {package}, which is not installed: pip install 'ppsim[executor]'")

@@ -54,7 +54,9 @@ def import_(
     arriving = workload_keys(prompt, output, rate, trace)
     if trace is not None:
         arriving = {"workload.source": "trace", "workload.trace": trace}
-    lines = [line for line in read_launch(text_of(source)) if role is None or line.role == role]
+    text = text_of(source)
+    refuse_a_trace(text)
+    lines = [line for line in read_launch(text) if role is None or line.role == role]
     if not lines:
         from ppsim.errors import UsageError
 
@@ -69,6 +71,21 @@ def import_(
         if len(lines) > 1:
             say(f"ppsim: {len(lines)} servers; choose one with --role, or by its heading")
     return EXIT_USAGE if any(line.errors for line in lines) else EXIT_PASS
+
+
+def refuse_a_trace(text: str) -> None:
+    """Raises UsageError for a request trace, and says where it belongs."""
+    from ppsim.errors import UsageError
+
+    first = text.lstrip("\ufeff \r\n\t[").split("\n", 1)[0]
+    names = {"Azure": "ContextTokens", "BurstGPT": "Request tokens"}
+    kind = next((kind for kind, name in names.items() if name in first.split(",")), "")
+    if first.startswith("{") and '"timestamp"' in first and '"input_length"' in first:
+        kind = "Mooncake"
+    if kind:
+        raise UsageError(
+            f"this is a request trace ({kind}), and no launch line; it belongs to ppsim run SCENARIO --trace FILE"
+        )
 
 
 def text_of(source: list[str]) -> str:

@@ -42,6 +42,7 @@ def read_measured(name: str) -> Measured:
         return of_run(name, path)
     else:
         text = path.read_bytes().decode("utf-8", errors="replace")
+    refuse_other_kinds(text, name)
     first = next((row for row in text.split("\n", 50) if row.strip()), "").strip()
     if first.startswith("{"):
         record = loaded(first)
@@ -55,6 +56,22 @@ def read_measured(name: str) -> Measured:
             return of_executor_lines(text, name)
         return of_rows(text, name, "JSON lines")
     return of_rows(text, name, "CSV") if is_header(first) else of_log(text)
+
+
+OTHER_KINDS = {
+    "traceEvents": "a Chrome or torch trace: its kernels are not read; give a server log or a table of chunk times",
+    "mean_ttft_ms": "the result of a serving benchmark: it has times of requests and none of single chunks",
+    "input_lens": "the result of a serving benchmark: it has times of requests and none of single chunks",
+}
+
+
+def refuse_other_kinds(text: str, name: str) -> None:
+    """Raises UsageError for JSON of a kind that is known and has no chunk times, with what it is."""
+    if not text.lstrip("\ufeff \r\n\t").startswith(("{", "[")):
+        return
+    for key, what in OTHER_KINDS.items():
+        if f'"{key}"' in text:
+            raise UsageError(f"{name}: {what}")
 
 
 def is_file(name: str) -> bool:
@@ -107,7 +124,7 @@ def of_log(text: str) -> Measured:
     measured.missing = f"no usable line: none of {report.num_lines} gives the time of a chunk after a known prefix"
     measured.about = {"counts": report.counts(), "throughput_means": report.tput, "summary": report.summary()}
     measured.remarks.append(report.summary())
-    measured.remarks += report.remarks
+    measured.remarks += report.remarks + report.told()
     if relative:
         measured.remarks.append(f"{relative} samples left out: only differences between their prefixes are known")
     for key, samples in groups.items():

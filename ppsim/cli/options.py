@@ -31,7 +31,14 @@ ScenarioArg: TypeAlias = Annotated[
 ]
 SeedOption: TypeAlias = Annotated[int | None, typer.Option("--seed", min=0, help="Replaces the scenario's seed.")]
 TraceOption: TypeAlias = Annotated[
-    str | None, typer.Option("--trace", metavar="FILE", help="Requests from a Mooncake JSONL or Azure CSV file.")
+    str | None, typer.Option("--trace", metavar="FILE", help="Requests from a Mooncake, Azure, BurstGPT or other file.")
+]
+ColumnOption: TypeAlias = Annotated[
+    list[str] | None,
+    typer.Option("--column", metavar="ROLE=NAME", help="Of a trace: the column of time, prompt or output. Repeatable."),
+]
+SkipOption: TypeAlias = Annotated[
+    bool, typer.Option("--skip-bad-lines", help="Of a trace: go on behind a line that is no request, and name each.")
 ]
 PromptOption: TypeAlias = Annotated[
     int | None, typer.Option("--prompt", metavar="TOKENS", help="Generated prompts of so many tokens.")
@@ -75,6 +82,8 @@ def scenario_of(
     trace: str | None,
     overrides: list[str] | None,
     arriving: dict[str, Any] | None = None,
+    columns: list[str] | None = None,
+    skip_bad_lines: bool = False,
 ) -> Scenario:
     """The scenario a command line asks for; later overrides win, and --set wins over --trace and ``arriving``."""
     from ppsim.scenario import load_scenario
@@ -82,6 +91,13 @@ def scenario_of(
     sets = [f"{key}={toml_value(value)}" for key, value in (arriving or {}).items()]
     if trace is not None:
         sets += ['workload.source="trace"', f"workload.trace={json.dumps(trace)}"]
+    for column in columns or ():
+        role, sign, of = column.partition("=")
+        if role not in ("time", "prompt", "output") or not sign or not of:
+            raise UsageError(f"--column {column}: expected time=NAME, prompt=NAME or output=NAME")
+        sets.append(f"workload.columns.{role}={json.dumps(of)}")
+    if skip_bad_lines:
+        sets.append("workload.skip_bad_lines=true")
     return load_scenario(name, [*sets, *(overrides or [])], seed=seed)
 
 

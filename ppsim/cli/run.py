@@ -5,6 +5,7 @@ from __future__ import annotations
 from ppsim.cli.guard import guarded
 from ppsim.cli.options import (
     BugOption,
+    ColumnOption,
     JsonOption,
     MaxSecondsOption,
     OutOption,
@@ -15,6 +16,7 @@ from ppsim.cli.options import (
     ScenarioArg,
     SeedOption,
     SetOption,
+    SkipOption,
     TraceOption,
     check_seconds,
     plugin_of,
@@ -31,6 +33,8 @@ def run(
     prompt: PromptOption = None,
     output: OutputOption = None,
     rate: RateOption = None,
+    columns: ColumnOption = None,
+    skip_bad_lines: SkipOption = False,
     overrides: SetOption = None,
     out: OutOption = None,
     bugs: BugOption = None,
@@ -40,7 +44,8 @@ def run(
 ) -> int:
     """Simulate a scenario and save the run."""
     check_seconds("--max-seconds", max_seconds)
-    loaded = scenario_of(scenario, seed, trace, overrides, workload_keys(prompt, output, rate, trace))
+    arriving = workload_keys(prompt, output, rate, trace)
+    loaded = scenario_of(scenario, seed, trace, overrides, arriving, columns, skip_bad_lines)
 
     from ppsim.planted import hooks_for
 

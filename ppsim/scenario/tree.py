@@ -251,6 +251,14 @@ class ScriptedFlush(Section):
     at_iteration: Iteration
 
 
+class Columns(Section):
+    """Names of the columns of a trace in another format; none: told by the format."""
+
+    time: str | None = None
+    prompt: str | None = None  # tokens of the prompt
+    output: str | None = None  # tokens of the output
+
+
 class Workload(Section):
     """What arrives, and when."""
 
@@ -273,7 +281,10 @@ class Workload(Section):
         0  # part of the input_length; a shorter prompt is the prefix alone
     )
     block_tokens: Tokens = 512  # tokens of one hash_id or prefix block
-    trace: str | None = None  # Mooncake JSONL or Azure CSV; None: the shipped generated trace
+    trace: str | None = None  # Mooncake, Azure, BurstGPT, or with columns any CSV; None: the shipped generated trace
+    time_unit: Literal["ns", "us", "ms", "s"] | None = None  # of a trace's times; None: as its format has it
+    columns: Columns = Columns()
+    skip_bad_lines: bool = False  # of a trace: go on behind a line that is no request, and name each
     time_scale: Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)] = (
         1.0  # arrival times are multiplied by it
     )
@@ -353,7 +364,7 @@ class Observation(Section):
 
     what: Literal["grammar", "bootstrap", "transfer", "handshake", "receive", "write", "load", "prefetch"]
     rid: str
-    at: Annotated[tuple[Delay, ...], Field(min_length=1)]
+    at: Annotated[tuple[Annotated[int, Field(ge=0, le=MAX_COUNT)], ...], Field(min_length=1)]  # far off: never
     failed: bool = False
 
 

@@ -105,6 +105,13 @@ def without_effect(s: Scenario) -> list[str]:
         if getattr(d, key) != getattr(usual, key)
     ]
     found += [f"links.{key} has no effect {why}" for key, why in idle_link_keys(s)]
+    if s.workload.source != "trace":
+        w, unset = s.workload, Workload()
+        found += [
+            f"workload.{key} has no effect with workload.source {w.source!r}"
+            for key in ("time_unit", "columns", "skip_bad_lines")
+            if getattr(w, key) != getattr(unset, key)
+        ]
     if s.workload.source == "requests":
         known = {request.rid for request in s.workload.requests}
         listed = dict.fromkeys(entry.rid for entry in s.observations.listed if entry.rid not in known)

@@ -25,6 +25,12 @@ MEANINGS = (
     (re.compile(r"out of memory|OutOfMemory", re.IGNORECASE), "the device is out of memory"),
     (re.compile(r"[Tt]imed? ?out"), "a wait timed out"),
 )
+NCCL = re.compile(
+    r"Watchdog caught collective operation timeout: WorkNCCL\((?P<fields>[^)]*)\)"
+    r"(?: ran for (?P<ms>\d{1,15}) milliseconds)?"
+)
+NCCL_RANK = re.compile(r"\[(?:PG [^\]]*?)?Rank (?P<rank>\d{1,9})\]")
+VLLM_RANK = re.compile(r"rank (?P<rank>\d{1,9}) in world size (?P<size>\d{1,9}) is assigned as (?P<roles>.{3,200})")
 MAX_TRACE = 200
 
 
@@ -41,7 +47,15 @@ class Finding:
 
 def find_all(rows: Sequence[str], batches: Sequence[BatchLine], windows: Sequence[Window]) -> list[Finding]:
     """All findings, in order of the text."""
-    found = [*watchdogs(rows), *exceptions(rows, batches), *stacks(rows), *pools(rows), *idle(windows)]
+    found = [
+        *watchdogs(rows),
+        *collectives(rows),
+        *assigned(rows),
+        *exceptions(rows, batches),
+        *stacks(rows),
+        *pools(rows),
+        *idle(windows),
+    ]
     found += kills(rows, found)
     found.sort(key=lambda finding: finding.line)
     return found
@@ -63,6 +77,33 @@ def watchdogs(rows: Sequence[str]) -> list[Finding]:
         where = ", ".join(sorted(name for name in finding.ranks if name)) or "an unnamed rank"
         finding.text = f"{fired['name']} of {limit:g} s passed on {where}"
     return list(by_limit.values())
+
+
+def collectives(rows: Sequence[str]) -> list[Finding]:
+    """Lines of PyTorch's NCCL watchdog: which collective of which rank did not end."""
+    found = []
+    for row, text in enumerate(rows):
+        hit = NCCL.search(text) if "WorkNCCL(" in text else None
+        if hit is None:
+            continue
+        fields = dict(part.strip().split("=", 1) for part in hit["fields"].split(",") if "=" in part)
+        rank = NCCL_RANK.search(text)
+        who = f"rank {rank['rank']}" if rank else "an unnamed rank"
+        after = f" after {int(hit['ms']) / 1000:g} s" if hit["ms"] else ""
+        sentence = f"{fields.get('OpType', 'a collective')} {fields.get('SeqNum', '')} on {who} timed out{after}"
+        found.append(Finding("nccl_watchdog", sentence, row + 1, [who] if rank else [], dict(fields)))
+    return found
+
+
+def assigned(rows: Sequence[str]) -> list[Finding]:
+    """vLLM's assignment of a global rank to its parallel groups."""
+    found = []
+    for row, text in enumerate(rows):
+        hit = VLLM_RANK.search(text) if "is assigned as" in text else None
+        if hit:
+            sentence = f"rank {hit['rank']} of {hit['size']} is {hit['roles'].strip()}"
+            found.append(Finding("rank", sentence, row + 1, [hit["rank"]], {"world_size": int(hit["size"])}))
+    return found
 
 
 def exceptions(rows: Sequence[str], batches: Sequence[BatchLine]) -> list[Finding]:

@@ -115,6 +115,32 @@ class LogReport:
             text += " (" + "; ".join(f"{count} x {reason}" for reason, count in sorted(self.unused.items())) + ")"
         return text
 
+    def told(self) -> list[str]:
+        """One sentence for each thing that was read besides samples: start-up values, ranks, windows, tables, findings,
+        and files of other kinds that are recognised and not used."""
+        found = [f"line {finding.line}: {finding.kind}: {finding.text}" for finding in self.findings]
+        found += [f"line {broken.line}: cut: {broken.reason}" for broken in self.cut]
+        found += [f"line {broken.line}: damaged: {broken.reason}" for broken in self.damaged]
+        if self.server:
+            found.append("start: " + ", ".join(f"{name} {value}" for name, value in self.server.items()))
+        if self.rank_table:
+            ranks = [f"{number} is {rank_name(tags) or 'unnamed'}" for number, tags in sorted(self.rank_table.items())]
+            found.append("ranks: " + ", ".join(ranks))
+        for w in self.windows:
+            length = "of unknown length" if w.length_s is None else f"of {w.length_s:g} s"
+            found.append(
+                f"line {w.line}: window {length}, engine {w.engine}: {w.prompt_per_s:g} prompt and "
+                f"{w.generation_per_s:g} output tokens/s, {w.num_running} running, {w.num_waiting} waiting, "
+                f"KV {w.kv_usage:.1%}"
+            )
+        for table in self.tables:
+            values = [f"{name} {value:g}" for name, value in table.values.items()]
+            values += [f"{name} {word}" for name, word in table.words.items()]
+            found.append(f"line {table.line}: {table.title}{' (cut)' if table.cut else ''}: {', '.join(values)}")
+        for fit in self.fits:
+            found.append(f"line {fit.line}: fitted curve: a {fit.a_ms:g}, b {fit.b_ms:g}, c {fit.c_ms:g} ms")
+        return found
+
     def to_dict(self) -> dict[str, Any]:
         """Plain data for ``--json``."""
         return {

@@ -13,7 +13,7 @@ from ppsim.scenario.tree import Scenario, ScriptedRequest
 from ppsim.workload.arrivals import EOS_TOKEN_ID, Arrival, Control, Workload, in_order
 from ppsim.workload.content import own_block, prompt_tokens
 from ppsim.workload.draws import NS_PER_S, Stream, exactly
-from ppsim.workload.trace import read_trace
+from ppsim.workload.trace import Reading, read_trace
 
 NUM_GENERATED = 32
 MAX_PROMPT_TOKENS = 2**29  # of all requests together: 2 GB
@@ -125,7 +125,9 @@ def times(s: Scenario, num_requests: int) -> list[int]:
 def from_trace(s: Scenario) -> Workload:
     """Source "trace": the requests of a file. ``rid`` R7 is the seventh data row, whatever the order of arrival."""
     w = s.workload
-    trace = read_trace(w.trace, w.block_tokens)
+    c = w.columns
+    how = Reading(w.block_tokens, w.time_unit, c.time, c.prompt, c.output, w.skip_bad_lines)
+    trace = read_trace(w.trace, w.block_tokens, how)
     stops = Stream(s.seed, "workload.stop")
     arrivals, prompts = [], Prompts()
     for row in trace.rows[: w.num_requests or None]:

@@ -1,6 +1,7 @@
 """Mooncake's trace format: one JSON object a line (Qin et al., Mooncake, FAST 2025; kvcache-ai/Mooncake).
 
-``timestamp``: arrival in milliseconds from the start of the trace. ``input_length``, ``output_length``: tokens.
+``timestamp``: arrival from the start of the trace, in milliseconds if nobody says otherwise (``workload.time_unit``).
+``input_length``, ``output_length``: tokens.
 ``hash_ids``: one id for each block of the prompt, the last one cut; prompts with equal leading ids share a prefix.
 Other fields are allowed and ignored: newer traces of the family carry some.
 """
@@ -8,36 +9,59 @@ Other fields are allowed and ignored: newer traces of the family carry some.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any, NoReturn
 
 from ppsim.errors import TraceError
-from ppsim.workload.lines import MAX_TIME_NS, Line, TraceRow, shown
+from ppsim.workload.lines import MAX_TIME_NS, BadLines, Line, TraceRow, shown
+from ppsim.workload.times import UNITS, WEEK_NS, ask_for_unit, from_earliest
 
-NS_PER_MS = 1_000_000
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+OTHER_FILES = {
+    "conversations": "a ShareGPT conversation has no times and no lengths in tokens",
+    "traceEvents": "a Chrome or torch trace is no request trace",
+    "input_lens": "the result of a serving benchmark is no request trace",
+    "ppsim-recording": "a recorded run is no request trace",
+}
 
 
-def parse_mooncake(lines: list[Line], block_tokens: int) -> list[TraceRow]:
-    """One row a line, in file order. Raises TraceError for the first line that is not one request."""
-    return [parse_line(number, line, block_tokens) for number, line in enumerate(lines)]
+def parse_mooncake(
+    lines: Sequence[Line], block_tokens: int, unit: str | None, bad: BadLines
+) -> tuple[list[TraceRow], tuple[str, ...]]:
+    """One row a line, in file order. Raises TraceError for the first line that is not one request, and where it is
+    doubtful what the unit of time is."""
+    rows: list[TraceRow] = []
+    fractions: list[int] = []
+    for number, line in enumerate(lines):
+        row = bad.attempt(parse_line, number, line, block_tokens, unit or "ms", fractions)
+        if row is not None:
+            rows.append(row)
+    if unit is None:
+        ask_for_unit(lines[0].path, rows, fractions)
+    return from_earliest(lines[0].path, rows, WEEK_NS)
 
 
-def parse_line(number: int, line: Line, block_tokens: int) -> TraceRow:
+def parse_line(number: int, line: Line, block_tokens: int, unit: str, fractions: list[int]) -> TraceRow:
     record = json_object(line)
     for field in FIELDS:
         if field not in record:
-            raise line.error(field, f"is missing; the line has {shown(', '.join(record)) if record else 'no fields'}")
+            other = next((f"; {why}" for key, why in OTHER_FILES.items() if key in record), "")
+            has = shown(", ".join(record)) if record else "no fields"
+            raise line.error(field, f"is missing; the line has {has}{other}")
     input_length = line.length("input_length", whole(line, "input_length", record["input_length"]))
     output_length = line.length("output_length", whole(line, "output_length", record["output_length"]))
-    return TraceRow(
+    row = TraceRow(
         number=number,
         line=line.number,
-        at_ns=nanoseconds(line, record["timestamp"]),
+        at_ns=nanoseconds(line, record["timestamp"], unit),
         input_length=input_length,
         output_length=output_length,
         hash_ids=block_ids(line, record["hash_ids"], input_length, block_tokens),
     )
+    if record["timestamp"] % 1:
+        fractions.append(line.number)
+    return row
 
 
 def json_object(line: Line) -> dict[str, Any]:
@@ -64,13 +88,14 @@ def whole(line: Line, field: str, value: object) -> int:
     return value
 
 
-def nanoseconds(line: Line, value: object) -> int:
-    """Milliseconds to the nearest nanosecond; whole ones exactly."""
+def nanoseconds(line: Line, value: object, unit: str) -> int:
+    """A number in the unit, to the nearest nanosecond; whole ones exactly."""
+    word = {"ms": "milliseconds", "s": "seconds", "us": "microseconds", "ns": "nanoseconds"}[unit]
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
-        raise line.error("timestamp", f"expected milliseconds as a number, got {as_written(value)}")
-    if not 0 <= value <= MAX_TIME_NS // NS_PER_MS:
-        raise line.error("timestamp", f"expected 0 to {MAX_TIME_NS // NS_PER_MS} ms, got {as_written(value)}")
-    return round(value * NS_PER_MS)
+        raise line.error("timestamp", f"expected {word} as a number, got {as_written(value)}")
+    if not 0 <= value <= MAX_TIME_NS // UNITS[unit]:
+        raise line.error("timestamp", f"expected 0 to {MAX_TIME_NS // UNITS[unit]} {unit}, got {as_written(value)}")
+    return round(value * UNITS[unit])
 
 
 def block_ids(line: Line, value: object, input_length: int, block_tokens: int) -> tuple[int, ...]:

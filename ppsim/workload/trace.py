@@ -1,22 +1,30 @@
 """Read a request trace: all of it, or an error that names file, line and field. A file is never loaded by half.
 
-The format is told from the content, not from the name: a line that opens an object is Mooncake's JSONL, a header with
-TIMESTAMP is Azure's CSV. ``TraceError`` has line 0 where the file as a whole is at fault.
+The format is told from the content, not from the name: a line that opens an object is Mooncake's JSONL, a bracket a
+JSON array of such objects, and a CSV is known by its header or by the columns that the user names. What gzip packed is
+unpacked. Only where the user says so are bad lines skipped; then each is named. ``TraceError`` has line 0 where the
+file as a whole is at fault.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import gzip
+import json
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
 from importlib.resources import files
 from itertools import pairwise
 from pathlib import Path
 
 from ppsim.errors import TraceError
-from ppsim.workload.azure import parse_azure
-from ppsim.workload.lines import TraceRow, lines_of, shown
-from ppsim.workload.mooncake import parse_mooncake
+from ppsim.workload.lines import BadLines, Line, TraceRow, lines_of, lines_one_by_one, shown
+from ppsim.workload.mooncake import json_object, parse_mooncake
+from ppsim.workload.table import DELIMITERS, KNOWN, Layout, Rows, cells_of, parse_csv, settled, told_outputs
 
 SHIPPED = "generated_mooncake_like.jsonl"
+GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,25 +36,161 @@ class Trace:
     warnings: tuple[str, ...]
 
 
-def read_trace(path: str | None, block_tokens: int) -> Trace:
-    """Read a Mooncake JSONL or Azure CSV file; None is the trace that comes with ppsim.
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How a trace is to be read. ``time_unit``: of its numbers, None where the format says. The columns of another
+    format are named with ``time``, ``prompt`` and ``output``."""
+
+    block_tokens: int = 512
+    time_unit: str | None = None
+    time: str | None = None
+    prompt: str | None = None
+    output: str | None = None
+    skip_bad_lines: bool = False
+
+    @property
+    def layout(self) -> Layout | None:
+        if self.time is None or self.prompt is None:
+            return None
+        return Layout(self.time, self.prompt, self.output, self.time_unit)
+
+
+def read_trace(path: str | None, block_tokens: int = 512, how: Reading | None = None) -> Trace:
+    """Read a trace file; None is the trace that comes with ppsim.
 
     ``block_tokens``: tokens of one hash id (Mooncake: 512). Times become integer nanoseconds. Raises TraceError.
     """
     name = path if path is not None else SHIPPED
-    lines = list(lines_of(name, load(path)))
+    how = replace(how or Reading(), block_tokens=block_tokens)
+    if how.layout is None and (how.time or how.prompt or how.output):
+        lacking = "time" if how.time is None else "prompt"
+        raise TraceError(name, 0, "columns", f"workload.columns.{lacking} is missing: name its column (--column)")
+    bad = BadLines(how.skip_bad_lines)
+    content = unpacked(name, load(path))
+    lines = rows_of_text(name, content, bad)
     if not lines:
+        if bad.errors:
+            raise bad.errors[0]
         raise TraceError(name, 0, "file", "the file is empty; expected one request a line")
+    rows, told = parsed(name, lines, how, bad)
+    return arranged(name, rows, (*told, *told_outputs(name, rows), *bad.told(name, len(rows))))
+
+
+def parsed(name: str, lines: list[Line], how: Reading, bad: BadLines) -> tuple[list[TraceRow], tuple[str, ...]]:
     first = lines[0]
-    if first.text.startswith("{"):
-        return arranged(name, parse_mooncake(lines, block_tokens))
-    if "TIMESTAMP" in [cell.strip(' "') for cell in first.text.upper().split(",")]:
-        return arranged(name, parse_azure(lines))
-    raise first.error(
-        "format",
-        f"expected a JSON object (Mooncake) or the header TIMESTAMP,ContextTokens,GeneratedTokens (Azure), "
-        f"got {shown(first.text)}",
-    )
+    if first.text.startswith("{") or (how.skip_bad_lines and any(line.text.startswith("{") for line in lines[:100])):
+        if how.layout is not None:
+            return parse_objects(name, lines, how.layout, bad)
+        return parse_mooncake(lines, how.block_tokens, how.time_unit, bad)
+    if how.layout is not None:
+        return parse_csv(lines, how.layout, bad)
+    layout = known_layout(first)
+    if layout is None:
+        raise first.error(
+            "format",
+            "expected a JSON object (Mooncake), a header TIMESTAMP,ContextTokens,GeneratedTokens (Azure), BurstGPT's, "
+            f"or --column time=.. prompt=.. output=.., got {shown(first.text)}",
+        )
+    idle: tuple[str, ...] = ()
+    if how.time_unit is not None and layout.needs_moments:
+        idle = (f"{name}: workload.time_unit has no effect: {layout.time} is a moment",)
+    elif how.time_unit is not None:
+        layout = replace(layout, unit=how.time_unit)
+    rows, told = parse_csv(lines, layout, bad)
+    return rows, (*idle, *told)
+
+
+def known_layout(first: Line) -> Layout | None:
+    """The layout whose names the header has. Raises TraceError for a line that is no CSV."""
+    header = set(cells_of(first))
+    burst, azure = KNOWN["BurstGPT"], KNOWN["Azure"]
+    if {burst.time, burst.prompt, burst.output} <= header:
+        return burst
+    return azure if header & {azure.time, azure.prompt, azure.output} else None
+
+
+def parse_objects(
+    name: str, lines: Sequence[Line], layout: Layout, bad: BadLines
+) -> tuple[list[TraceRow], tuple[str, ...]]:
+    """JSON objects whose fields the user named."""
+    reader = Rows({}, 0, DELIMITERS[0], layout)
+    rows = []
+    for number, line in enumerate(lines):
+        row = bad.attempt(object_row, reader, number, line)
+        if row is not None:
+            rows.append(row)
+    return settled(name, rows, layout, reader, {line.number: line for line in lines}, bad)
+
+
+def object_row(reader: Rows, number: int, line: Line) -> TraceRow:
+    record, layout = json_object(line), reader.layout
+    values = {}
+    for field in (layout.time, layout.prompt, layout.output):
+        if field is None:
+            continue
+        value = record.get(field)
+        if field not in record and field != layout.output:
+            raise line.error(field, f"is missing; the line has {shown(', '.join(record))}")
+        if isinstance(value, (bool, list, dict)):
+            raise line.error(field, f"expected a number, got {shown(value)}")
+        values[field] = "" if value is None else f"{value:f}" if isinstance(value, Decimal) else str(value).strip()
+    return reader.request(number, line, values)
+
+
+def rows_of_text(name: str, content: bytes, bad: BadLines) -> list[Line]:
+    """Lines that are not blank; of a JSON array its elements, each at the line where it begins."""
+    if content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+        list(lines_of(name, content))  # refuses what is not text
+        return elements(name, content.decode("utf-8-sig"))
+    return list(lines_one_by_one(name, content, bad) if bad.skip else lines_of(name, content))
+
+
+def elements(name: str, text: str) -> list[Line]:
+    """The elements of the array that the text is. Raises TraceError: behind a broken one nothing is sure."""
+    decoder = json.JSONDecoder()
+    found: list[Line] = []
+    at, number, counted = text.index("[") + 1, 1, 0
+    while True:
+        at = past_blanks(text, at)
+        number, counted = number + text.count("\n", counted, at), at
+        line = Line(name, number, text[at : at + 60])
+        if text[at : at + 1] == "]" and not found:
+            at += 1
+            break
+        try:
+            end = decoder.raw_decode(text, at)[1]
+        except (ValueError, RecursionError) as error:
+            raise line.error("json", f"element {len(found)} of the array is no JSON: {error}") from None
+        found.append(Line(name, number, text[at:end].strip()))
+        at = past_blanks(text, end)
+        sign = text[at : at + 1]
+        at += 1
+        if sign == "]":
+            break
+        if sign != ",":
+            place = text.count("\n", 0, at - 1) + 1
+            raise TraceError(name, place, "json", f"behind element {len(found) - 1}: expected ',' or ']', got {sign!r}")
+    if text[at:].strip():
+        raise TraceError(name, text.count("\n", 0, past_blanks(text, at)) + 1, "json", "text behind the array")
+    return found
+
+
+def past_blanks(text: str, at: int) -> int:
+    while at < len(text) and text[at] in " \t\r\n":
+        at += 1
+    return at
+
+
+def unpacked(name: str, content: bytes) -> bytes:
+    """What gzip packed; anything else as it is. Raises TraceError for zstd and for a packed file that is damaged."""
+    if content.startswith(ZSTD):
+        raise TraceError(name, 0, "file", "is packed with zstd, which ppsim does not read; unpack it first (zstd -d)")
+    if not content.startswith(GZIP):
+        return content
+    try:
+        return gzip.decompress(content)
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(name, 1, "file", f"not a text file, and as gzip it is damaged: {error}") from None
 
 
 def load(path: str | None) -> bytes:
@@ -66,13 +210,13 @@ def load(path: str | None) -> bytes:
         raise TraceError(path, 0, "file", f"the trace file cannot be read: {reason}") from None
 
 
-def arranged(name: str, rows: list[TraceRow]) -> Trace:
+def arranged(name: str, rows: list[TraceRow], told: tuple[str, ...]) -> Trace:
     """Sort by time, stably, and say so where the file was not in order."""
     early = [row for before, row in pairwise(rows) if row.at_ns < before.at_ns]
     if not early:
-        return Trace(name, tuple(rows), ())
+        return Trace(name, tuple(rows), told)
     warning = (
         f"{name}: {len(early)} of {len(rows)} requests come before the one above them "
         f"(first: line {early[0].line}); sorted by time, ties in file order"
     )
-    return Trace(name, tuple(sorted(rows, key=lambda row: row.at_ns)), (warning,))
+    return Trace(name, tuple(sorted(rows, key=lambda row: row.at_ns)), (warning, *told))

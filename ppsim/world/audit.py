@@ -73,7 +73,9 @@ class Audit:
         # Hidden states that leave before the exchange overtake the output that their receiver still waits for.
         allowed = 1 if config.hidden_before_exchange else 0
         if config.role == "plain" and r.rank.link.inbox_size > allowed:
-            self.fail("INV-36", r, f"{r.rank.link.inbox_size} messages are parked in the inbox, at most {allowed} may be")
+            self.fail(
+                "INV-36", r, f"{r.rank.link.inbox_size} messages are parked in the inbox, at most {allowed} may be"
+            )
         limit = config.pp_async_batch_depth
         if len(r.rank.last_rank_comm_queue) > limit:
             self.fail(

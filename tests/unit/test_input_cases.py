@@ -6,9 +6,12 @@ import random
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from ppsim.cli.entry import app
 from ppsim.cli.measured import read_measured
 from ppsim.cost.fit import fit_samples
+from ppsim.errors import EXIT_USAGE
 from ppsim.sglang.logs import read_log
 
 INPUTS = Path(__file__).parent.parent / "data" / "inputs"
@@ -172,3 +175,41 @@ def test_fields_that_another_whole_line_lacks_too_are_an_optional_tail() -> None
     rows[2] = rows[2].replace(", input throughput (token/s): 1000.00", "")
     assert read_log("\n".join(rows) + "\n").num_prefill == 3
     assert [broken.line for broken in read_log("\n".join(rows)).cut] == [3]  # no line feed: more may have followed
+
+
+# -- what is read reaches the user -------------------------------------------------------------------------------
+
+
+def test_findings_of_a_log_are_printed_by_fit(tmp_path: Path) -> None:
+    (tmp_path / "log").write_text(
+        "[rank1]:[E] [PG ID 2 Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=17, "
+        "OpType=BROADCAST, NumelIn=4) ran for 600012 milliseconds before timing out.\n"
+        "INFO rank 3 in world size 4 is assigned as DP rank 0, PP rank 1, TP rank 1, EP rank 1\n"
+        "max_total_num_tokens=1000, chunked_prefill_size=512\n"
+    )
+    told = read_measured(str(tmp_path / "log")).remarks
+    assert "line 1: nccl_watchdog: BROADCAST 17 on rank 1 timed out after 600.012 s" in told
+    assert "line 2: rank: rank 3 of 4 is DP rank 0, PP rank 1, TP rank 1, EP rank 1" in told
+    assert "start: max_total_num_tokens 1000, chunked_prefill_size 512" in told
+
+
+@pytest.mark.parametrize("content", [(INPUTS / "seconds.jsonl").read_text("utf-8"), "TIMESTAMP,ContextTokens,G\n"])
+def test_import_of_a_trace_says_where_it_belongs(tmp_path: Path, content: str) -> None:
+    (tmp_path / "t").write_text(content)
+    result = CliRunner().invoke(app, ["import", str(tmp_path / "t")])
+    assert result.exit_code == EXIT_USAGE
+    assert "ppsim run SCENARIO --trace FILE" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{\n "schemaVersion": 1,\n "traceEvents": []}', "a Chrome or torch trace"),
+        ('{"backend": "sglang", "mean_ttft_ms": 3.5, "completed": 4}', "the result of a serving benchmark"),
+    ],
+)
+def test_files_of_known_other_kinds_are_named(tmp_path: Path, content: str, words: str) -> None:
+    (tmp_path / "t").write_text(content)
+    result = CliRunner().invoke(app, ["fit", str(tmp_path / "t")])
+    assert result.exit_code == EXIT_USAGE
+    assert words in result.stderr

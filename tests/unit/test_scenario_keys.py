@@ -251,6 +251,13 @@ def with_own_stamps(changes: dict[str, Any]) -> object:
     return behaviour(changes, hooks=StampsFromRank)
 
 
+def refusal(changes: dict[str, Any]) -> object:
+    try:
+        return len(run(changes, {}).recording.warnings)
+    except PpsimError as error:
+        return str(error)
+
+
 def architecture(changes: dict[str, Any]) -> object:
     pytest.importorskip("torch")
     from executor.model import random_config
@@ -276,6 +283,20 @@ class Case(NamedTuple):
     sees: Callable[[dict[str, Any]], object] = behaviour
 
 
+DATA = Path(__file__).parent.parent / "data" / "inputs"
+
+
+def named(**column: str) -> Case:
+    return Case(NAMED, {"workload.columns": {**NAMED["workload.columns"], **column}})
+
+
+READ_IN_S = {**TRACE, "workload.trace": str(DATA / "seconds.jsonl"), "workload.time_unit": "s"}
+NAMED = {
+    **TRACE,
+    "workload.trace": str(DATA / "named.csv"),
+    "workload.columns": {"time": "begin_ms", "prompt": "in", "output": "out"},
+    "workload.skip_bad_lines": True,
+}
 ONE_AFTER_THE_OTHER = [{"rid": f"R{n}", "prompt": 8, "output": 6, "at_iteration": n} for n in range(12)]
 EOS = {"workload.ignore_eos": False, "workload.eos_probability": 0.5}
 SKEWED = {**QUADRATIC, "timeouts.waiting_ms": 3, "workload.requests": requests(9, prompt=20, output=4)}
@@ -572,6 +593,11 @@ KEYS: dict[str, Case] = {
     ),
     "workload.block_tokens": Case(PREFIXES, {"workload.block_tokens": 4}),
     "workload.trace": Case(TRACE, {"workload.trace": str(SHARED / "mooncake_conversation_1000.jsonl")}),
+    "workload.time_unit": Case(READ_IN_S, {"workload.time_unit": "ms"}),
+    "workload.columns.time": named(time="later_s"),
+    "workload.columns.prompt": named(prompt="out"),
+    "workload.columns.output": named(output="in"),
+    "workload.skip_bad_lines": Case(NAMED, {"workload.skip_bad_lines": False}, refusal),
     "workload.time_scale": Case(GENERATED, {"workload.time_scale": 2.0}),
     "workload.ignore_eos": Case({**GENERATED, **EOS}, {"workload.ignore_eos": True}),
     "workload.eos_probability": Case({**GENERATED, **EOS}, {"workload.eos_probability": 0.1}),

@@ -36,11 +36,18 @@ MALFORMED = [
     ("empty", "", 0, "file", "empty"),
     ("only blank lines", "\n \r\n\n", 0, "file", "empty"),
     ("binary", b"\x7fELF\x02\x01\x01\x00\x00", 1, "file", "not a text file"),
-    ("gzip", b"\x1f\x8b\x08\x00abc", 1, "file", "unpack it first"),
+    ("gzip", b"\x1f\x8b\x08\x00abc", 1, "file", "as gzip it is damaged"),
+    ("zstd", b"\x28\xb5\x2f\xfd\x00", 0, "file", "zstd -d"),
     ("zero byte in line 2", GOOD + "{\0}", 2, "file", "zero byte"),
     ("bad UTF-8 in line 2", GOOD.encode() + b"{\xff}", 2, "file", "0xff at offset 79"),
     ("neither format", "hello\n", 1, "format", "'hello'"),
-    ("a JSON array of requests", '[{"timestamp": 0}]', 1, "format", "expected a JSON object"),
+    ("a field missing in an array", "[\n" + GOOD + ',\n{"timestamp": 0}]', 4, "input_length", "is missing"),
+    ("an array that breaks off", "[" + GOOD + ",", 2, "json", "element 1 of the array is no JSON"),
+    ("an array without commas", "[" + GOOD + GOOD, 2, "json", "expected ',' or ']'"),
+    ("text behind an array", "[" + GOOD + "]\nmore", 3, "json", "text behind the array"),
+    ("an array of numbers", "[1, 2]", 1, "format", "expected a JSON object"),
+    ("fractions of what", mooncake(timestamp=0.25), 2, "timestamp", "workload.time_unit"),
+    ("ShareGPT", '{"id": "a", "conversations": []}', 1, "timestamp", "ShareGPT"),
     ("another CSV", "time,in,out\n1,2,3\n", 1, "format", "TIMESTAMP,ContextTokens"),
     ("broken JSON", GOOD + '{"timestamp": 1, "input', 2, "json", "at column"),
     ("a list for a line", GOOD + "[1, 2]", 2, "json", "expected a JSON object, got [1, 2]"),
@@ -106,8 +113,8 @@ def write(folder: Path, content: str | bytes) -> str:
     return str(path)
 
 
-def build(path: str) -> Workload:
-    return build_workload(validate({"workload": {"source": "trace", "trace": path}}))
+def build(path: str, **keys: object) -> Workload:
+    return build_workload(validate({"workload": {"source": "trace", "trace": path, **keys}}))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +182,7 @@ def test_an_unsorted_azure_trace_starts_with_its_earliest_row(tmp_path: Path) ->
 def test_harmless_spelling_is_accepted(tmp_path: Path) -> None:
     second = mooncake(timestamp=0.25, type="text").split("\n")[1].replace("text", "a line\u2028separator in a string")
     good = "\ufeff" + GOOD.replace("\n", "\r\n") + "\r\n" + second
-    assert [a.at_ns for a in build(write(tmp_path, good)).arrivals] == [0, 250_000]
+    assert [a.at_ns for a in build(write(tmp_path, good), time_unit="ms").arrivals] == [0, 250_000]
     azure_2024 = (
         "\ufeffGeneratedTokens,Model,ContextTokens,TIMESTAMP\n"
         "7,a,11,2024-02-29 23:59:59.999999+00:00\n"
