@@ -248,9 +248,9 @@ class Arguments:
 def source_of(draft: Draft, line: LaunchLine, arguments: Arguments) -> Source:
     """The command as words. A container that names no program starts its image's own."""
     head = [shell_word(word) for word in draft.head]
-    if not head and draft.images:
-        head = [line.engine, "serve"]
     env = kept_environment(line.engine, draft.env, draft.head)
+    if not head and (draft.images or env):  # an image's own program, or variables that need a command behind them
+        head = [line.engine, "serve"]
     return Source(line.engine, env, head, [shell_word(word) for word in arguments.words], arguments.spans)
 
 

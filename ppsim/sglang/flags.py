@@ -211,7 +211,7 @@ def read_bool(text: str) -> bool:
 
 def read_int(text: str) -> int:
     digits = text[1:] if text[:1] in "+-" else text
-    if not digits.isascii() or not digits.replace("_", "").isdigit() or len(digits) > 18:
+    if not digits.isascii() or not digits.replace("_", "").isdigit() or len(digits) > 20:
         raise ValueError(f"expected a whole number, got {text!r}")
     return int(text)
 

@@ -14,6 +14,7 @@ from ppsim.sglang.dumps import drafts_of_words, json_words, load_json, read_call
 from ppsim.sglang.programs import no_server
 from ppsim.sglang.result import Given, LaunchLine, Note, UnknownFlag, Unresolved
 from ppsim.sglang.scenario import priced, to_launch_line, to_scenario
+from ppsim.sglang.source import from_values
 
 __all__ = [
     "Given",
@@ -53,6 +54,8 @@ def read_launch(text: str) -> list[LaunchLine]:
         )
     for line in found:
         advise(line)
+        if line.source is None:
+            line.source = from_values(line.engine, {name: given.value for name, given in line.values.items()})
     return found
 
 

@@ -5,6 +5,7 @@ What no change touches stays as it was written: flags that nobody here understan
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 from dataclasses import dataclass, field
@@ -76,7 +77,9 @@ class Source:
             return []
         if not flag.takes_value:
             return [name if value else "--no-" + name.removeprefix("--")]
-        text = shlex.quote(spelled(value))
+        if flag.type == "list" and isinstance(value, tuple):
+            return [name, *(shlex.quote(str(part)) for part in value)]
+        text = shlex.quote(json.dumps(value) if flag.type == "json" and not isinstance(value, str) else spelled(value))
         return [f"{name}={text}"] if glued else [name, text]
 
     def tell(self, old: str, new: str) -> None:
@@ -84,6 +87,16 @@ class Source:
         if old != new:
             self.changes += [f"- {old}"] if old else []
             self.changes += [f"+ {new}"] if new else []
+
+
+def from_values(engine: str, values: dict[str, Any]) -> Source:
+    """The command of a dump, which has values and no words: those that it has, and no other."""
+    source = Source(engine, head=[engine, "serve"])
+    for dest, value in values.items():
+        if value is not None:
+            source.change(dest, value)
+    source.changes.clear()
+    return source
 
 
 def spelled(value: Any) -> str:

@@ -264,3 +264,50 @@ def test_a_vllm_line_is_changed_in_the_words_of_vllm() -> None:
 def test_a_contradiction_is_one_error_and_no_scenario() -> None:
     with pytest.raises(ScenarioError, match=r"layer_partition|pp_size"):
         scenario_of(read_launch("sglang serve m --pp-size 2000")[0], None)
+
+
+# -- what is assumed, and what is recommended ------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("_in_an_empty_folder")
+def test_nothing_is_recommended_for_a_workload_that_nobody_gave_and_a_given_one_changes_the_line() -> None:
+    """131072 tokens fill the default context, which nobody gave either: it makes room and is no flag of the answer."""
+    Path("mine.toml").write_text(ppsim("import", "sglang serve m --pp-size 2 --frobnicate 3").stdout)
+    assumed = ppsim("tune", "mine.toml", "--json")
+    assert assumed.exit_code == 0, assumed.output
+    found = json.loads(assumed.stdout)
+    assert found["sglang"] is None
+    assert "prompts of 1024 tokens" in found["assumed"]
+    asked = json.loads(ppsim("tune", "mine.toml", "--prompt", "131072", "--json").stdout)
+    assert asked["assumed"] is None
+    assert "--frobnicate 3" in asked["sglang"]
+    assert "--context-length" not in asked["sglang"]
+    assert "--mem-fraction-static" not in asked["sglang"]
+    assert any("135168 tokens stand in" in note for note in asked["notes"])
+    added = [row for row in asked["changes"] if row.startswith("+ ")]
+    assert added
+    assert all(row[2:] in asked["sglang"] for row in added)
+
+
+@pytest.mark.usefixtures("_in_an_empty_folder")
+def test_a_workload_is_given_with_the_line_and_else_the_assumed_one_is_said() -> None:
+    text = "sglang serve m --pp-size 2"
+    assert "32 prompts of 1024 tokens with 64 tokens of output, 1 a second" in ppsim("import", text).stderr
+    given = ppsim("import", text, "--prompt", "500", "--output", "7", "--rate", "2.5")
+    assert "is assumed" not in given.stderr
+    workload = tomllib.loads(given.stdout)["workload"]
+    assert (workload["input_length"]["value"], workload["output_length"]["value"]) == (500, 7)
+    assert workload["rate_per_s"] == 2.5
+    Path("mine.toml").write_text(given.stdout)
+    assert load_scenario("mine.toml").workload.input_length.value == 500
+    refused = ppsim("import", text, "--prompt", "0")
+    assert refused.exit_code == 2
+    assert "--prompt 0" in refused.stderr
+
+
+def test_a_decode_step_has_volumes_that_can_be_read() -> None:
+    """One token of DeepSeek: pipeline 7168 x 3 bytes, 21.50 KB, where 0.00 GB stood."""
+    shown = ppsim("volumes", "--model", "deepseek-v3.1", "--tokens", "1").stdout
+    assert 7168 * 3 == 21504
+    assert "21.50" in shown
+    assert "exact KB" in shown
