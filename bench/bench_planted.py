@@ -28,6 +28,7 @@ WHY_LARGER: dict[str, str] = {}
 """Why a bug needs more than three requests or stages, for each that does."""
 
 WHY_OTHER: dict[str, str] = {
+    "rejection_not_told": "nobody stops the sender, which writes to pages that were given back before a wait must end",
     "barrier_in_each_iteration": "the barrier closes a ring of waiting ranks before its length can be measured",
     "cancelled_output_not_received": "the output that nobody took stays in the way of the next one",
     "conclusion_not_repeated": "the receiver waits for ever for what is not sent",

@@ -58,6 +58,7 @@ class Watch:
         self.quiet_iterations = 0  # since the last input or reply
         self.max_quiet = MAX_QUIET_ITERATIONS
         self.replies_left = 0  # what the requests so far may answer; more of them is no progress
+        self.held_up: dict[int, str] = {}  # slot -> the rule that left its latest visit empty (docs/batches.md)
         self.is_shut = False  # Shutdown was handed out: nothing more will come
 
     def ingested(self, iteration: int, inputs: Sequence[Input], idle: bool) -> None:
@@ -80,6 +81,10 @@ class Watch:
         if rank == 0:
             self.empty_iterations = 0 if decision.pieces else self.empty_iterations + 1
             self.quiet_iterations += 1
+            if decision.stall:
+                self.held_up[decision.slot] = decision.stall
+            else:
+                self.held_up.pop(decision.slot, None)
             if self.empty_iterations > MAX_EMPTY_ITERATIONS + 1 or self.quiet_iterations > self.max_quiet + 1:
                 self._is_alive(decision.iteration)  # it does not even read its inputs any more
         if self.lockstep is not None:
@@ -94,7 +99,8 @@ class Watch:
             text = f"no input and no reply for {self.max_quiet} iterations although batches run (livelock)"
         else:
             return
-        raise StopRun(text, EXIT_LIVENESS, iteration)
+        rules = ", ".join(f"slot {slot} is {why}" for slot, why in sorted(self.held_up.items()))
+        raise StopRun(text + (f"; held up by scheduler.rules: {rules}" if rules else ""), EXIT_LIVENESS, iteration)
 
     def harvested(self, rank: int, harvest: Harvest) -> None:
         if self.lockstep is not None:

@@ -46,9 +46,9 @@ def test_pd_busy_votes_costs_a_round_more_than_the_leader_chain() -> None:
         result = ran("pd_busy_votes", f'disaggregation.bootstrap="{bootstrap}"')
         found[bootstrap] = next(a for a in admissions(prefill_of(result)) if a.rid == "short")
     assert found["vote"].iterations == 9
-    assert round(found["vote"].all_ranks_ns / S) == 15
+    assert round(found["vote"].all_ranks_ns / S) == 16  # 2 P: the last stage is P - 1 visits behind the first
     assert found["store"].iterations == 1
-    assert round(found["store"].all_ranks_ns / S) == 7
+    assert round(found["store"].all_ranks_ns / S) == 8
 
 
 def test_pd_mooncake_serves_the_first_requests_of_a_trace() -> None:
