@@ -46,7 +46,8 @@ class Watch:
         self.progress = progress
         self.ended: dict[str, str] = {}
         self.owed: dict[str, int] = {}  # terminal replies still to come
-        self.empty_iterations = 0
+        self.empty_iterations = 0  # of the first rank, in a row: no batch, or one of no token
+        self.nothing: dict[int, str] = {}  # slot -> why its latest visit without a token had none, if a rule is why
 
     def ingested(self, iteration: int, inputs: Sequence[Input], idle: bool) -> None:
         """The first rank starts an iteration. An id may come again: every request and flush is owed a reply."""
@@ -58,17 +59,22 @@ class Watch:
         if inputs or idle:
             self.empty_iterations = 0
         if self.empty_iterations > MAX_EMPTY_ITERATIONS:
-            raise StopRun(
-                f"no batch for {MAX_EMPTY_ITERATIONS} iterations although requests are waiting (livelock)",
-                EXIT_LIVENESS,
-                iteration,
-            )
+            text = f"no batch for {MAX_EMPTY_ITERATIONS} iterations although requests are waiting (livelock)"
+            raise StopRun(text + self.why_nothing(), EXIT_LIVENESS, iteration)
 
     def decided(self, rank: int, decision: Decision) -> None:
         if rank == 0:
-            self.empty_iterations = 0 if decision.pieces else self.empty_iterations + 1
+            has_tokens = any(new_tokens for _, _, new_tokens in decision.pieces)
+            self.empty_iterations = 0 if has_tokens else self.empty_iterations + 1
+            if not has_tokens:
+                self.nothing[decision.slot] = "a piece of 0 tokens" if decision.pieces else decision.stall
         if self.lockstep is not None:
             self.lockstep.decision(rank, decision)
+
+    def why_nothing(self) -> str:
+        """Rules that keep slots from running anything, for the report of a livelock."""
+        parts = [f"slot {slot}: {why}" for slot, why in sorted(self.nothing.items()) if why]
+        return f"; held up by a rule (docs/batches.md): {', '.join(parts)}" if parts else ""
 
     def harvested(self, rank: int, harvest: Harvest) -> None:
         if self.lockstep is not None:

@@ -111,10 +111,10 @@ TIGHT = {
     "observations.max_delay": 2,
     "run.invariants": True,
     "workload.requests": [
-        {"rid": "A", "prompt": 8, "output": 11, "ignore_eos": True},
-        {"rid": "B", "prompt": 8, "output": 9, "ignore_eos": True},
-        {"rid": "C", "prompt": 7, "output": 7, "ignore_eos": True, "grammar": "json"},
-        {"rid": "D", "prompt": 18, "output": 5, "ignore_eos": True, "at_iteration": 2},
+        {"rid": "A", "prompt": 8, "output": 11},
+        {"rid": "B", "prompt": 8, "output": 9},
+        {"rid": "C", "prompt": 7, "output": 7, "grammar": "json"},
+        {"rid": "D", "prompt": 18, "output": 5, "at_iteration": 2},
     ],
 }
 """Found by search: in every shape a decoding request is put out of memory and comes back, and all finish."""
