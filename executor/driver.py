@@ -150,7 +150,7 @@ class Answers:
             raise ProtocolError(
                 self.rank, batch.iteration, batch.slot, f"pieces of {batch.num_tokens} tokens", came, "the scheduler"
             )
-        return torch.tensor(ids, device=self.stage.device)
+        return torch.tensor(ids, dtype=torch.int64, device=self.stage.device)
 
     def hidden_rows(self, effect: Launch) -> torch.Tensor:
         batch, payload = effect.batch, effect.hidden.payload if effect.hidden else None

@@ -57,7 +57,7 @@ class Stage(nn.Module):
         config._attn_implementation = NAME
         self.share = share
         self.tied = bool(config.tie_word_embeddings)
-        self.dtype, self.device = dtype, device
+        self.dtype, self.device, self.hidden_size = dtype, device, int(config.hidden_size)
         with torch.device("meta"):
             self.model = nn.Module()
             if share.is_first:
@@ -73,7 +73,12 @@ class Stage(nn.Module):
 
     @torch.inference_mode()
     def forward(self, rows: torch.Tensor, packed: PackedBatch, kv: PagedKV) -> torch.Tensor:
-        """Token ids [T] on the first stage, else hidden states [T, hidden] -> hidden states [T, hidden]."""
+        """Token ids [T] on the first stage, else hidden states [T, hidden] -> hidden states [T, hidden].
+
+        A batch may have no token at all (a chunk whose budget the decodes have used up): no layer runs then.
+        """
+        if not packed.num_tokens:
+            return torch.empty(0, self.hidden_size, dtype=self.dtype, device=self.device)
         hidden = self.model.embed_tokens(rows) if self.share.is_first else rows  # type: ignore[operator]
         hidden = hidden[None]
         positions = packed.positions[None]
@@ -86,6 +91,8 @@ class Stage(nn.Module):
     @torch.inference_mode()
     def sample(self, hidden: torch.Tensor, packed: PackedBatch) -> torch.Tensor:
         """Last stage: the likeliest next token of each piece, [R] int64; 0 for the row of a middle chunk."""
+        if not packed.num_tokens:
+            return torch.zeros(packed.num_pieces, dtype=torch.int64, device=self.device)
         logits = self.lm_head(self.model.norm(hidden[packed.last_rows]))  # type: ignore[operator]
         # A NaN is a KV position that was read before it was written (``kv.py``); token -1 says so (``driver.py``).
         return torch.where(logits.isnan().any(-1), -1, logits.argmax(-1) * packed.counts)

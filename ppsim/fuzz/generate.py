@@ -22,6 +22,7 @@ from ppsim.scenario.rank import SGLANG
 
 MAX_ITERATIONS = 3000
 CHUNK = 16
+TINY_CHUNK = 4  # the decodes of a mixed batch can use it up
 RESERVE = 4  # num_reserved_decode_tokens
 RARE = (
     "retraction",
@@ -30,6 +31,7 @@ RARE = (
     "all_slots",
     "prefill_limits",
     "turns",
+    "tiny_chunks",
     "gaps",
     "few_rows",
     "uneven_pools",
@@ -224,7 +226,13 @@ def limits(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]
     page = draw(st.sampled_from((1, 4))) if "pages" in on else 1
     clip = draw(number(1, 4)) if on & {"retraction", "starved"} else 4096
     found: dict[str, Any] = {
-        "chunked_prefill_size": CHUNK if on & {"chunks", "starved"} else -1 if "tight_pool" in on else 64,
+        "chunked_prefill_size": TINY_CHUNK
+        if "tiny_chunks" in on
+        else CHUNK
+        if on & {"chunks", "starved"}
+        else -1
+        if "tight_pool" in on
+        else 64,
         "page_size": page,
         "max_running_requests": draw(number(1, 4)) if "few_rows" in on else 16,
         "pp_max_micro_batch_size": draw(number(1, 3)) if "small_slots" in on else 6,
@@ -391,6 +399,8 @@ def patience(raw: dict[str, Any]) -> int:
     num_slots = int(raw["cluster"]["pp_size"] + raw["cluster"]["pp_async_batch_depth"])
     chunk = raw["scheduler"]["chunked_prefill_size"]
     requests = raw["workload"]["requests"]
+    if chunk == TINY_CHUNK:  # beside decodes a chunk may get a single token
+        chunk = 1
     visits = sum(int((1 if chunk < 0 else -(-r["prompt"] // chunk)) + r["output"]) for r in requests)
     copies = 200 if "hicache" in raw else 0
     return min(60 + copies + 4 * num_slots * (visits + 2), MAX_ITERATIONS - 1)

@@ -63,6 +63,7 @@ POLICY = (
     "priorities",
     "prefill_limits",
     "turns",
+    "tiny_chunks",
 )
 DELAYS = ("delays", "listed", "skew")
 TIERS = ("write_back", "tiny_host", "storage", "slow_tiers", "uneven_host", "many_prefixes")  # of "hicache"
@@ -74,7 +75,12 @@ PROFILES: dict[str, Profile] = {
     p.name: p
     for p in (
         Profile("plain", ("plain",), (*BASE, *RULES, *POLICY)),
-        Profile("chunked", ("plain",), (*BASE, *RULES, "mixed", "small_slots", "few_rows", "turns"), ("chunks",)),
+        Profile(
+            "chunked",
+            ("plain",),
+            (*BASE, *RULES, "mixed", "small_slots", "few_rows", "turns", "tiny_chunks"),
+            ("chunks",),
+        ),
         Profile("abort", ("plain",), (*BASE, *RULES, *POLICY, *ENDS), ("aborts",)),
         Profile(
             "retraction",

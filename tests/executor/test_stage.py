@@ -28,7 +28,8 @@ class Pipeline:
     def __call__(self, *pieces: tuple[Row, int, int]) -> list[int]:
         """The sampled token of each piece."""
         packed = pack(batch_of(pieces), self.page_size, self.kvs[0].num_pages, 0, CPU)
-        rows = torch.tensor([token for row, prefix, new in pieces for token in row.input_ids(prefix, prefix + new)])
+        ids = [token for row, prefix, new in pieces for token in row.input_ids(prefix, prefix + new)]
+        rows = torch.tensor(ids, dtype=torch.int64)
         for stage, kv in zip(self.stages, self.kvs):
             rows = stage(rows, packed, kv)
         return [int(token) for token in self.stages[-1].sample(rows, packed)]
@@ -58,6 +59,20 @@ def test_chunked_prefill_shared_pages_and_mixed_batches_give_the_tokens_of_gener
 
     assert a.tokens[13 : 13 + 6] == want_a
     assert b.tokens[20 : 20 + 5] == want_b
+
+
+def test_a_piece_of_no_token_changes_nothing_beside_others_and_alone() -> None:
+    """A chunk whose budget the decodes have used up (SGLang's rule 9b): its row counts for nothing."""
+    scenario = small_scenario("llama", cluster={"pp_size": 2})
+    run, oracle = Pipeline(scenario), Oracle(scenario)
+    a, b = Row("a", prompt_ids(1, 9), [9, 3, 30, 4]), Row("b", prompt_ids(2, 12), [5, 1, 2, 64])
+    want_a, want_b = oracle.generate(a.tokens, 2), oracle.generate(b.tokens, 1)
+    run((b, 0, 4))
+    a.tokens += run((b, 4, 0), (a, 0, 9))[1:]
+    assert run((b, 4, 0)) == [0]
+    a.tokens += run((b, 4, 0), (a, 9, 1))[1:]
+    assert a.tokens[9:] == want_a
+    assert run((b, 4, 8)) == want_b
 
 
 def test_random_weights_are_sensitive_to_every_earlier_token() -> None:

@@ -1,13 +1,18 @@
-"""The case of a slot that is full with a running batch that is replaced (rule 1a; tests/data/flag.toml)."""
+"""batch_is_full in whole runs: rule 1a on one stage, and how a run ends in which a rule lets nothing run any more."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from ppsim.core.effects import CLOSED
+from ppsim.errors import EXIT_LIVENESS
 from ppsim.scenario.load import load_scenario
 from ppsim.world import simulate
+from ppsim.world.watch import MAX_EMPTY_ITERATIONS, StopRun, Watch
+from tests.unit.handmade import decision
 from tests.worlds.making import launches
 
 FLAG = Path(__file__).resolve().parents[1] / "data" / "flag.toml"
@@ -20,3 +25,18 @@ def test_a_request_that_no_token_kept_out_of_an_empty_slot_starts_in_the_next_it
     result = simulate(load_scenario(str(FLAG), [f"scheduler.rules={rules}"]))
     assert result.verdict.kind == "pass"
     assert launches(result.recording)["c"][0] == 1
+
+
+def test_a_run_in_which_rules_let_nothing_run_ends_as_a_livelock_that_names_them() -> None:
+    """A batch of no token is no progress, and neither is a closed slot's visit."""
+    watch = Watch(1, False, 0, 1, None)
+    for n in range(0, MAX_EMPTY_ITERATIONS + 2, 2):
+        watch.ingested(n, (), False)
+        watch.decided(0, decision(n, 0, ("R1", 8, 0)))
+        watch.decided(0, replace(decision(n + 1, 1), stall=CLOSED))
+    with pytest.raises(StopRun) as caught:
+        watch.ingested(MAX_EMPTY_ITERATIONS + 2, (), False)
+    assert caught.value.exit_code == EXIT_LIVENESS
+    assert "(livelock); held up by a rule (docs/batches.md): slot 0: a piece of 0 tokens, slot 1: closed" in str(
+        caught.value
+    )
