@@ -51,6 +51,7 @@ class Watchdog:
         self.limit_ns = limit_ns
         self.side = f"{side} side: " if side else ""
         self.idle: deque[tuple[int, int]] = deque(maxlen=NUM_IDLE_KEPT)
+        self.progress: dict[int, int] = {}  # local instant at which each rank has completed an effect last
 
     def attach(self) -> None:
         """See every effect of every rank, and start the watchdog's process. Call before the ranks start."""
@@ -78,9 +79,11 @@ class Watchdog:
 
         def idling(effect: Any) -> Any:
             before = simulated.now
+            self._completed(simulated, before)  # a pause before it is none of its idleness
             reply = handler(effect)
             if simulated.now > before:
                 self.idle.append((before, simulated.now))
+            self.progress[simulated.rank_id] = simulated.now
             return reply
 
         return idling
@@ -89,14 +92,18 @@ class Watchdog:
         """The same handler, with an eye on the local clock."""
 
         def timed(effect: Any) -> Any:
-            before = simulated.now
             reply = handler(effect)
-            after = simulated.now
-            if after - before >= self.limit_ns and after - before - self._idle_between(before, after) >= self.limit_ns:
-                raise Stuck(self.verdict(before + self.limit_ns, simulated.rank_id, before))
+            self._completed(simulated, simulated.now)
             return reply
 
         return timed
+
+    def _completed(self, simulated: SimulatedRank, now_ns: int) -> None:
+        """A rank has come to an instant of its clock: not too long after its last progress, a pause included."""
+        before = self.progress.get(simulated.rank_id, 0)
+        if now_ns - before >= self.limit_ns and now_ns - before - self._idle_between(before, now_ns) >= self.limit_ns:
+            raise Stuck(self.verdict(before + self.limit_ns, simulated.rank_id, before))
+        self.progress[simulated.rank_id] = now_ns
 
     def _due(self, simulated: SimulatedRank) -> int:
         """The instant at which a rank will have made no progress for the limit."""

@@ -298,7 +298,7 @@ TWO_SIDES = {
 }
 """Found by search, like the pools of the decode side: a request is put out of memory in every shape."""
 
-DECODE_POOL = dict.fromkeys(SHAPES, 54) | {(2, 1): 52, (4, 1): 58}
+DECODE_POOL = dict.fromkeys(SHAPES, 54) | {(2, 1): 52, (2, 2): 56, (4, 1): 58}
 
 
 @dataclass(frozen=True)
