@@ -249,11 +249,10 @@ def prefilled(scheduler: Scheduler, *rids: str) -> PrefillRole:
     role = scheduler.role
     assert isinstance(role, PrefillRole)
     role.apply_bootstrap(named(*rids), NOBODY)
-    iteration = 0
-    while [r.rid for r in role.inflight] != list(rids):
+    for iteration in range(2 * len(rids)):
         batch, _ = scheduler.schedule(iteration)
         scheduler.absorb(iteration, None if batch is None else (7,) * len(batch.requests))
-        iteration += 1
+    assert [r.rid for r in role.inflight] == list(rids)
     return role
 
 
