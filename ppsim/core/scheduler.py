@@ -144,10 +144,6 @@ class Scheduler(Intake):
             self.note("chunk cut by memory")
         if not adder.admitted:
             return None
-        if not any(item.new_tokens for item in adder.admitted) and self._lacks_memory_to_mix(slot):
-            # SGLang crashes here. An empty batch in place of a retraction would be launched for ever.
-            self.num_parked_chunks += 1
-            return None
         return self._launch_prefill(slot, iteration, adder)
 
     def _adder(self, slot: Slot, num_mixed: int) -> PrefillAdder:
@@ -252,11 +248,6 @@ class Scheduler(Intake):
                 self.chunked = None
             self.kv.retract(request)
         self.waiting = [r for r in requests if r is not self.chunked] + self.waiting
-
-    def _lacks_memory_to_mix(self, slot: Slot) -> bool:
-        """Whether decodes that would be mixed into a batch have no room for their next tokens."""
-        running = [r for r in slot.running if r.state is State.DECODE]
-        return bool(running) and not any(r.spec.return_logprob for r in running) and not self._decode_fits(running)
 
     def _mix_decode(self, slot: Slot, rows: list[Row]) -> bool:
         """Append the slot's decode set to a prefill batch, one token each (protocol.md 4.8).

@@ -54,17 +54,12 @@ class Watch:
         self.progress = progress
         self.ended: dict[str, str] = {}
         self.owed: dict[str, int] = {}  # terminal replies still to come
-<<<<<<< HEAD
         self.empty_iterations = 0
         self.quiet_iterations = 0  # since the last input or reply
         self.max_quiet = MAX_QUIET_ITERATIONS
         self.replies_left = 0  # what the requests so far may answer; more of them is no progress
         self.held_up: dict[int, str] = {}  # slot -> the rule that left its latest visit empty (docs/batches.md)
         self.is_shut = False  # Shutdown was handed out: nothing more will come
-=======
-        self.empty_iterations = 0  # of the first rank, in a row: no batch, or one of no token
-        self.nothing: dict[int, str] = {}  # slot -> why its latest visit without a token had none, if a rule is why
->>>>>>> rules
 
     def ingested(self, iteration: int, inputs: Sequence[Input], idle: bool) -> None:
         """The first rank starts an iteration. An id may come again: every request and flush is owed a reply."""
@@ -77,7 +72,6 @@ class Watch:
                 self.max_quiet += MAX_QUIET_PER_TOKEN * (count(item.prompt) + item.max_new_tokens)
         if self.max_iterations and iteration >= self.max_iterations:
             raise StopRun(f"stopped at run.max_iterations = {self.max_iterations}", EXIT_UNKNOWN, iteration)
-<<<<<<< HEAD
         if (inputs or idle) and not self.is_shut:
             self.empty_iterations = self.quiet_iterations = 0
         self.is_shut |= any(isinstance(item, Shutdown) for item in inputs)
@@ -107,27 +101,6 @@ class Watch:
             return
         rules = ", ".join(f"slot {slot} is {why}" for slot, why in sorted(self.held_up.items()))
         raise StopRun(text + (f"; held up by scheduler.rules: {rules}" if rules else ""), EXIT_LIVENESS, iteration)
-=======
-        if inputs or idle:
-            self.empty_iterations = 0
-        if self.empty_iterations > MAX_EMPTY_ITERATIONS:
-            text = f"no batch for {MAX_EMPTY_ITERATIONS} iterations although requests are waiting (livelock)"
-            raise StopRun(text + self.why_nothing(), EXIT_LIVENESS, iteration)
-
-    def decided(self, rank: int, decision: Decision) -> None:
-        if rank == 0:
-            has_tokens = any(new_tokens for _, _, new_tokens in decision.pieces)
-            self.empty_iterations = 0 if has_tokens else self.empty_iterations + 1
-            if not has_tokens:
-                self.nothing[decision.slot] = "a piece of 0 tokens" if decision.pieces else decision.stall
-        if self.lockstep is not None:
-            self.lockstep.decision(rank, decision)
-
-    def why_nothing(self) -> str:
-        """Rules that keep slots from running anything, for the report of a livelock."""
-        parts = [f"slot {slot}: {why}" for slot, why in sorted(self.nothing.items()) if why]
-        return f"; held up by a rule (docs/batches.md): {', '.join(parts)}" if parts else ""
->>>>>>> rules
 
     def harvested(self, rank: int, harvest: Harvest) -> None:
         if self.lockstep is not None:

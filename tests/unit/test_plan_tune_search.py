@@ -95,7 +95,8 @@ def test_no_cell_of_the_heat_maps_is_better_than_the_winner() -> None:
 
     With communication overlap: without it a forward pass waits for the receives, and depth does not pay here.
     """
-    found = tune(load_scenario(DEEPSEEK, ["cluster.comm_overlap=true"]), Wish("throughput", prompt=32768, num_requests=6))
+    s = load_scenario(DEEPSEEK, ["cluster.comm_overlap=true"])
+    found = tune(s, Wish("throughput", prompt=32768, num_requests=6))
     assert found.best.figures is not None
     for panel in found.maps:
         cells = {(i, j): v for i, row in enumerate(panel.values) for j, v in enumerate(row) if v is not None and v == v}
