@@ -12,7 +12,7 @@ from typing import Any
 from ppsim.errors import ScenarioError
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import put, validate
-from ppsim.scenario.tree import Model, Scenario, Scheduler
+from ppsim.scenario.tree import MAX_TOKENS, Model, Scenario, Scheduler
 
 MAX_ROUNDS = 40
 CHUNK = "scheduler.chunked_prefill_size"
@@ -25,6 +25,9 @@ def settled(found: Found) -> Found:
     Raises ScenarioError for a contradiction that no value of the line can be taken out of.
     """
     overrides, told = dict(found["overrides"]), dict(found["left_open"])
+    if isinstance(size := overrides.get(CHUNK), int) and size > MAX_TOKENS:  # a chunk longer than any prompt
+        told[CHUNK] = f"{size} is more than any prompt has: {MAX_TOKENS} stands in"
+        overrides[CHUNK] = MAX_TOKENS
     for _ in range(MAX_ROUNDS):
         try:
             check_scenario(tree_of(overrides))

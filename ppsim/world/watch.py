@@ -79,10 +79,12 @@ class Watch:
 
     def decided(self, rank: int, decision: Decision) -> None:
         if rank == 0:
-            self.empty_iterations = 0 if decision.pieces else self.empty_iterations + 1
+            has_tokens = any(new_tokens for _, _, new_tokens in decision.pieces)
+            self.empty_iterations = 0 if has_tokens else self.empty_iterations + 1
             self.quiet_iterations += 1
-            if decision.stall:
-                self.held_up[decision.slot] = decision.stall
+            why = "a piece of 0 tokens" if decision.pieces else decision.stall
+            if not has_tokens and why:
+                self.held_up[decision.slot] = why
             else:
                 self.held_up.pop(decision.slot, None)
             if self.empty_iterations > MAX_EMPTY_ITERATIONS + 1 or self.quiet_iterations > self.max_quiet + 1:

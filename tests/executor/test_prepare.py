@@ -133,7 +133,7 @@ def test_a_tensor_that_is_missing_or_has_another_shape_is_named(copy: Path) -> N
         ({"cluster": {"tp_size": 2}}, "cpu", "cluster.tp_size: 2: the executor runs one process a stage"),
         ({"model": {"dtype_bytes": 1}}, "cpu", "model.dtype_bytes: 1: the executor computes in 4 (float32)"),
         (
-            {"scheduler": {"max_total_tokens": 10**12}},
+            {"scheduler": {"max_total_tokens": 2**31 - 1}},
             "cpu",
             "scheduler.max_total_tokens: weights of 0.00 GB and",
         ),

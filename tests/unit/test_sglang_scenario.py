@@ -28,6 +28,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         "cluster.pp_size": st.just(pp_size),
         "cluster.tp_size": st.sampled_from([1, 2, 8]),
         "cluster.pp_async_batch_depth": st.integers(0, 3),
+        "scheduler.max_running_requests": st.integers(1, 100_000),
         "scheduler.schedule_policy": st.sampled_from(["fcfs", "lpm"]),
         "scheduler.chunked_prefill_size": st.one_of(st.just(-1), sizes),
         "scheduler.prefill_max_requests": st.integers(0, 9),
