@@ -11,6 +11,7 @@ import typer
 from ppsim.errors import UsageError
 
 if TYPE_CHECKING:
+    from ppsim.cost.model import ModelShape
     from ppsim.recording import Recording
     from ppsim.scenario import Scenario
 
@@ -50,7 +51,22 @@ JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON 
 SideOption: TypeAlias = Annotated[
     Side | None, typer.Option("--side", help="Of two pipelines (disaggregation.role pd). Default: decode.")
 ]
+GpuOption: TypeAlias = Annotated[
+    str, typer.Option("--gpu", metavar="KEY|FILE", help="A known GPU (ppsim list gpus), or a TOML file with a [gpu].")
+]
+KvCacheOption: TypeAlias = Annotated[
+    str,
+    typer.Option("--kv-cache-dtype", metavar="TYPE", help="Type of the KV cache, e.g. fp8_e4m3. Default: the model's."),
+]
 RunArg: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
+
+
+def tell_notes(shape: ModelShape) -> None:
+    """What was assumed of a model, and what of its config was not read, on stderr."""
+    from ppsim.cli.guard import say
+
+    for note in shape.notes:
+        say(f"note: {shape.name}: {note}")
 
 
 def scenario_of(name: str, seed: int | None, trace: str | None, overrides: list[str] | None) -> Scenario:
