@@ -126,7 +126,10 @@ def text_model(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
         if inner_name is None:
             break
         inner = dict(found[inner_name])
-        found = {**{field: found[field] for field in OUTER if found.get(field) is not None}, **inner}
+        around = {field: found[field] for field in OUTER if found.get(field) is not None}
+        found = {**around, **inner}
+        if isinstance(around.get("tie_word_embeddings"), bool):
+            found["tie_word_embeddings"] = around["tie_word_embeddings"]  # the outer model ties
         place = f"{place}.{inner_name}" if place else inner_name
     return found, place
 
@@ -150,8 +153,9 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     """Shape from the fields of a config.json. ``name`` is used in messages. Raises ScenarioError."""
     text, place = text_model(config)
     model_type, family = family_of(text)
-    if family.refuse:
-        raise ScenarioError(f"{name}: model_type", f"{model_type!r} cannot be read: {family.refuse}")
+    for whole_type, whole in (family_of(config), (model_type, family)):
+        if whole.refuse:
+            raise ScenarioError(f"{name}: model_type", f"{whole_type!r} cannot be read: {whole.refuse}")
     names = {ours: theirs for ours, theirs in family.names.items() if theirs in text}
     f = Fields({**text, **{ours: text[theirs] for ours, theirs in names.items()}}, name, family.defaults)
     f.used.update(names.values())

@@ -7,7 +7,7 @@ the config, because they differ from family to family by nothing else:
                 heads, kv_heads, d (head_dim), q (heads x head_dim), kv (kv_heads x head_dim), v and o (the same with
                 the width of the values), ff (width of the dense block), experts, expert_ff, state_heads,
                 state_elements, conv_channels, kernel, layer (its number), layers, vocab
-    operators   + - * // % ==, parentheses, integers, and strings to compare with
+    operators   + - * // % == >, parentheses and integers
 """
 
 from __future__ import annotations
@@ -55,7 +55,13 @@ class Family:
     extra: str = "0"
     router: str = ""
     shared: int = 0
+    mixer: str = "full"  # of every layer, where no field says it
+    has_feed_forward: bool = True
+    ff: str = ""  # width of a dense block, where it is not intermediate_size
+    expert_in: str = "hidden"  # width of what goes into an expert
+    words: dict[str, str] = field(default_factory=dict)  # kinds of layers that are called otherwise here
     window_pattern: int = 0
+    window_kv_factor: int = 1  # layers with a window have so many times the heads of keys and values
     state_kind: str = ""
     window_pool: bool = False  # SGLang's is_hybrid_swa_model
     refuse: str = ""
@@ -91,7 +97,7 @@ def resolved(table: dict[str, dict[str, Any]], key: str) -> dict[str, Any]:
 
 @cache
 def parsed(formula: str) -> ast.expr:
-    return ast.parse(formula, mode="eval").body
+    return ast.parse(f"({formula})", mode="eval").body
 
 
 def evaluate(formula: str, lookup: Lookup) -> int:
@@ -109,4 +115,6 @@ def value_of(node: ast.expr, lookup: Lookup) -> Any:
             return OPERATORS[type(op)](value_of(left, lookup), value_of(right, lookup))
         case ast.Compare(left=left, ops=[ast.Eq()], comparators=[right]):
             return int(value_of(left, lookup) == value_of(right, lookup))
+        case ast.Compare(left=left, ops=[ast.Gt()], comparators=[right]):
+            return int(value_of(left, lookup) > value_of(right, lookup))
     raise ValueError(f"no such term in a formula of families.toml: {ast.dump(node)}")

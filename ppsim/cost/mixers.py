@@ -7,6 +7,8 @@ published implementations (transformers); they are held against them by ``tests/
 
 from __future__ import annotations
 
+from math import isfinite
+
 from ppsim.cost.attention import FULL, GroupedQuery, Indexer, Latent, Reach
 from ppsim.cost.families import Family, evaluate
 from ppsim.cost.fields import Fields
@@ -14,6 +16,8 @@ from ppsim.cost.patterns import window_of
 from ppsim.cost.state import DELTA_RULE, FixedState
 from ppsim.errors import ScenarioError
 
+SHARES_KV = "_shares_kv"  # of a layer: it reads the keys and values of an earlier one
+Number = int | float
 STATE_WIDTHS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
 
@@ -35,7 +39,8 @@ def attention_of(f: Fields, family: Family, word: str) -> GroupedQuery | Latent:
         return latent(f, family, word)
     f.get("head_dim")
     num_heads = swa(f, "num_attention_heads", word) or f.positive("num_attention_heads")
-    kv_heads = swa(f, "num_key_value_heads", word) or kv_heads_of(f, num_heads)
+    factor = family.window_kv_factor if word == "window" else 1
+    kv_heads = swa(f, "num_key_value_heads", word) or factor * kv_heads_of(f, num_heads)
     if num_heads % kv_heads:
         raise ScenarioError(
             f"{f.name}: {f.spelled('num_key_value_heads') or 'num_key_value_heads'}",
@@ -47,14 +52,23 @@ def attention_of(f: Fields, family: Family, word: str) -> GroupedQuery | Latent:
     names = {"hidden": hidden, "heads": num_heads, "d": head_dim, "q": num_heads * head_dim, "o": num_heads * value_dim}
     gate = evaluate(family.gate, lambda name: names[name] if name in names else number(f, name))
     return GroupedQuery(
-        num_heads, kv_heads, head_dim, 0 if value_dim == head_dim else value_dim, reach_of(f, word), gate
+        num_heads,
+        kv_heads,
+        head_dim,
+        0 if value_dim == head_dim else value_dim,
+        reach_of(f, word),
+        gate,
+        has_own_kv=not f.config.get(SHARES_KV),
+        values_are_keys=word == "full" and f.flag("attention_k_eq_v"),
     )
 
 
-def number(f: Fields, name: str) -> object:
-    """A field in a formula: absent, null and false are 0."""
+def number(f: Fields, name: str) -> Number:
+    """A field in a formula: absent, null and false are 0, whatever else is there and is no number is 1."""
     value = f.get(name)
-    return value if isinstance(value, str) else int(value or 0) if isinstance(value, bool | int | float | None) else 1
+    if value is None or (isinstance(value, float) and not isfinite(value)):
+        return 0
+    return value if isinstance(value, int | float) else 1
 
 
 def swa(f: Fields, field: str, word: str) -> int:
@@ -181,7 +195,7 @@ def mamba2(f: Fields) -> FixedState:
     channels = inner + 2 * groups * n
     kernel = first_of(f, "conv_kernel", "mamba_d_conv", default=4)
     matrices = hidden * (inner + channels + heads) + inner * hidden
-    return FixedState("Mamba-2", matrices, heads, inner * n, channels, kernel, state_bytes=state_width(f))
+    return FixedState("Mamba-2", matrices, heads, inner * n, channels, kernel, state_bytes=state_width(f), width=inner)
 
 
 def mamba2_width(f: Fields, hidden: int, heads: int) -> int:
@@ -203,7 +217,7 @@ def mamba1(f: Fields) -> FixedState:
     rank = -(-hidden // 16) if rank in (None, "auto") else first_of(f, "mamba_dt_rank", "time_step_rank")
     kernel = first_of(f, "mamba_d_conv", "conv_kernel", default=4)
     matrices = hidden * 2 * inner + inner * (rank + 2 * n) + rank * inner + inner * hidden
-    return FixedState("Mamba", matrices, 0, inner * n, inner, kernel)
+    return FixedState("Mamba", matrices, 0, inner * n, inner, kernel, width=inner)
 
 
 def gated_delta(f: Fields) -> FixedState:
@@ -215,7 +229,15 @@ def gated_delta(f: Fields) -> FixedState:
     matrices = hidden * (channels + heads * value_dim + 2 * heads) + heads * value_dim * hidden
     kernel = f.count("linear_conv_kernel_dim", 4)
     return FixedState(
-        "delta rule", matrices, heads, heads * key_dim * value_dim, channels, kernel, DELTA_RULE, state_width(f)
+        "delta rule",
+        matrices,
+        heads,
+        heads * key_dim * value_dim,
+        channels,
+        kernel,
+        DELTA_RULE,
+        state_width(f),
+        heads * value_dim,
     )
 
 
@@ -233,7 +255,7 @@ def kda(f: Fields) -> FixedState:
     inner = heads * dim
     gates = 2 * (hidden * dim + dim * inner) if f.get("kda_low_rank_gates", True) else 2 * hidden * inner
     matrices = 3 * hidden * inner + gates + hidden * heads + inner * hidden
-    return FixedState("KDA", matrices, heads, heads * dim * dim, 3 * inner, kernel, DELTA_RULE)
+    return FixedState("KDA", matrices, heads, heads * dim * dim, 3 * inner, kernel, DELTA_RULE, width=inner)
 
 
 def lightning(f: Fields) -> FixedState:
@@ -241,7 +263,7 @@ def lightning(f: Fields) -> FixedState:
     hidden, heads = f.positive("hidden_size"), f.positive("num_attention_heads")
     dim = head_dim_of(f, heads)
     matrices = hidden * 3 * heads * dim + 2 * hidden * heads * dim
-    return FixedState("lightning", matrices, heads, heads * dim * dim)
+    return FixedState("lightning", matrices, heads, heads * dim * dim, width=heads * dim)
 
 
 def short_conv(f: Fields) -> FixedState:
@@ -249,7 +271,7 @@ def short_conv(f: Fields) -> FixedState:
     hidden = f.positive("hidden_size")
     width = f.count("conv_dim", hidden)
     matrices = hidden * 3 * width + f.count("conv_dim_out", width) * hidden
-    return FixedState("convolution", matrices, 0, 0, width, f.positive("conv_L_cache"), passes=0)
+    return FixedState("convolution", matrices, 0, 0, width, f.positive("conv_L_cache"), passes=0, width=width)
 
 
 def rg_lru(f: Fields) -> FixedState:
@@ -257,4 +279,4 @@ def rg_lru(f: Fields) -> FixedState:
     hidden, width = f.positive("hidden_size"), f.count("lru_width") or f.positive("hidden_size")
     heads = f.positive("num_attention_heads")
     matrices = 3 * hidden * width + 2 * width * (width // heads)
-    return FixedState("RG-LRU", matrices, heads, width, width, f.count("conv1d_width", 4))
+    return FixedState("RG-LRU", matrices, heads, width, width, f.count("conv1d_width", 4), width=width)

@@ -39,7 +39,6 @@ MIXER_WORDS = {
 LETTERS = {"M": ("linear", "none"), "*": ("full", "none"), "-": ("none", "dense"), "E": ("none", "moe")}
 FEED_FORWARD_WORDS = {"dense": "dense", "sparse": "moe", "moe": "moe", "mlp": "dense"}
 LISTS = ("layer_types", "layers_block_type", "block_types", "attention_layers")
-ONE_BLOCK_TYPES = ("nemotron_h", "mamba", "mamba2", "falcon_mamba")  # a layer is a mixer or a feed-forward block
 
 
 def mixer_words(f: Fields, family: Family, num_layers: int) -> list[str]:
@@ -47,26 +46,27 @@ def mixer_words(f: Fields, family: Family, num_layers: int) -> list[str]:
     letters = f.get("hybrid_override_pattern")
     if letters is not None:
         return [word for word, _ in from_letters(f, letters, num_layers)]
+    words = MIXER_WORDS | family.words
     for name in LISTS:
         listed = f.items(name)
         if listed:
-            return one_block_of(f, name, listed, num_layers)
+            return listed_words(f, words, name, listed, num_layers)
     found = from_indices(f, num_layers) or from_periods(f, num_layers)
-    return found or windowed(f, family, num_layers)
+    return found or ([family.mixer] * num_layers if family.mixer != "full" else windowed(f, family, num_layers))
 
 
-def one_block_of(f: Fields, name: str, listed: list[Any], num_layers: int) -> list[str]:
+def listed_words(f: Fields, words: dict[str, str], name: str, listed: list[Any], num_layers: int) -> list[str]:
     """Words of a list, one a layer; block_types of a shorter pattern is repeated."""
     if name == "block_types":
         listed = [listed[i % len(listed)] for i in range(num_layers)]
     if len(listed) < num_layers:
         raise ScenarioError(f"{f.name}: {name}", f"has {len(listed)} entries for {num_layers} layers")
     for word in listed:
-        if not isinstance(word, str) or word not in MIXER_WORDS:
+        if not isinstance(word, str) or word not in words:
             raise ScenarioError(
-                f"{f.name}: {name}", f"{word!r} is no kind of layer that is known", f"known: {', '.join(MIXER_WORDS)}"
+                f"{f.name}: {name}", f"{word!r} is no kind of layer that is known", f"known: {', '.join(words)}"
             )
-    return [MIXER_WORDS[word] for word in listed[:num_layers]]
+    return [words[word] for word in listed[:num_layers]]
 
 
 def from_letters(f: Fields, letters: Any, num_layers: int) -> list[tuple[str, str]]:
@@ -87,6 +87,11 @@ def from_indices(f: Fields, num_layers: int) -> list[str]:
         if len(kinds) != num_layers:
             raise ScenarioError(f"{f.name}: attn_type_list", f"has {len(kinds)} entries for {num_layers} layers")
         return ["full" if kind else "linear" for kind in kinds]
+    flags = f.items("hybrid_layer_pattern")  # MiMo: 1 is a layer with a window
+    if flags:
+        if len(flags) < num_layers:
+            raise ScenarioError(f"{f.name}: hybrid_layer_pattern", f"has {len(flags)} entries for {num_layers} layers")
+        return ["window" if flag else "full" for flag in flags[:num_layers]]
     inner = f.inner("linear_attn_config")
     if inner is not None:
         return linear_attn_config(inner, num_layers)

@@ -9,11 +9,13 @@ from typing import Any
 from ppsim.cost.attention import GroupedQuery, Latent
 from ppsim.cost.families import Family, evaluate
 from ppsim.cost.fields import Fields
-from ppsim.cost.mixers import attention_of, number, state_of
+from ppsim.cost.mixers import SHARES_KV, attention_of, number, state_of
 from ppsim.cost.model import FeedForward, Layer, Mixer
-from ppsim.cost.patterns import ONE_BLOCK_TYPES, feed_forward_words, mixer_words
+from ppsim.cost.patterns import feed_forward_words, mixer_words
 from ppsim.cost.state import FixedState
 from ppsim.errors import ScenarioError
+
+PER_LAYER = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "head_dim")
 
 
 def layers_of(f: Fields, family: Family, num_layers: int) -> tuple[Layer, ...]:
@@ -21,25 +23,71 @@ def layers_of(f: Fields, family: Family, num_layers: int) -> tuple[Layer, ...]:
     has_experts = f.spelled("num_experts") is not None and bool(f.get("num_experts"))
     mixers = mixer_words(f, family, num_layers)
     blocks = feed_forward_words(f, num_layers, has_experts)
-    made: dict[tuple[str, str, int], Layer] = {}
+    if not family.has_feed_forward:
+        blocks = ["none"] * num_layers
+    own = [own_fields(f, word, i, num_layers) for i, word in enumerate(mixers)]
+    by_number = "layer" in family.layer.replace("layers", "")
+    made: dict[tuple[object, ...], Layer] = {}
     found = []
-    for i, (mixer, block) in enumerate(zip(mixers, blocks)):
-        key = (mixer, block, i if "layer" in family.layer.replace("layers", "") else -1)
+    for i, (mixer, block, fields) in enumerate(zip(mixers, blocks, own)):
+        key = (mixer, block, str(sorted(fields.items())), i if by_number else 0)
         if key not in made:
-            made[key] = layer_of(f, family, mixer, block, i)
+            at = Fields({**f.config, **fields}, f.name, f.defaults)
+            at.used = f.used
+            made[key] = layer_of(at, family, mixer, block, (i, num_layers))
         found.append(made[key])
     return tuple(found)
 
 
-def layer_of(f: Fields, family: Family, mixer: str, block: str, index: int) -> Layer:
-    """One layer from its two words."""
+def own_fields(f: Fields, mixer: str, index: int, num_layers: int) -> dict[str, Any]:
+    """Fields that are a layer's own: lists with an entry a layer, ``per_layer_config``, and what a family says of its
+    layers of full attention or of those that share keys and values."""
+    found: dict[str, Any] = {}
+    for name in PER_LAYER:
+        value = f.config.get(name)
+        if isinstance(value, list):
+            if len(value) != num_layers:
+                raise ScenarioError(f"{f.name}: {name}", f"has {len(value)} entries for {num_layers} layers")
+            found[name] = value[index]
+    heads = f.items("num_attention_heads_per_layer")
+    if heads:
+        if len(heads) != num_layers:
+            raise ScenarioError(
+                f"{f.name}: num_attention_heads_per_layer", f"has {len(heads)} entries for {num_layers} layers"
+            )
+        found["num_attention_heads"] = heads[index]
+    if mixer == "full":
+        found |= full_layers_own(f)
+    shared = f.count("num_kv_shared_layers")
+    if shared and index >= num_layers - shared:
+        found[SHARES_KV] = True
+    per_layer = f.get("per_layer_config")
+    if isinstance(per_layer, Mapping):
+        for name, value in per_layer.items():
+            if str(name).isdigit() and int(name) == index and isinstance(value, Mapping):
+                found |= value
+    return found
+
+
+def full_layers_own(f: Fields) -> dict[str, Any]:
+    """Gemma 4 gives layers of full attention a width of their own, and fewer heads where keys serve as values."""
+    found: dict[str, Any] = {}
+    if f.get("global_head_dim"):
+        found["head_dim"] = f.positive("global_head_dim")
+    if f.get("num_global_key_value_heads") and f.get("attention_k_eq_v"):
+        found["num_key_value_heads"] = f.positive("num_global_key_value_heads")
+    return found
+
+
+def layer_of(f: Fields, family: Family, mixer: str, block: str, place: tuple[int, int]) -> Layer:
+    """One layer from its two words. ``place``: its number, and how many there are."""
     mixers: list[Mixer] = []
     if mixer in ("full", "window", "chunk", "both"):
         mixers.append(attention_of(f, family, "full" if mixer == "both" else mixer))
     if mixer in ("linear", "both"):
         mixers.append(state_of(f, family))
     feed_forward, context = feed_forward_of(f, family, block)
-    context |= names_of(f, mixers) | {"layer": index}
+    context |= names_of(f, mixers) | {"layer": place[0], "layers": place[1], "is_moe": int(block == "moe")}
 
     def lookup(name: str) -> Any:
         return context[name] if name in context else number(f, name)
@@ -66,12 +114,13 @@ def names_of(f: Fields, mixers: list[Mixer]) -> dict[str, int]:
             names |= {"heads": mixer.num_heads, "kv_heads": mixer.num_kv_heads, "d": mixer.head_dim}
             names |= {"q": mixer.num_heads * mixer.head_dim, "kv": mixer.num_kv_heads * mixer.head_dim}
             names |= {"v": mixer.num_kv_heads * mixer.value_dim, "o": mixer.num_heads * mixer.value_dim}
+            names |= {"window": mixer.reach.size, "own_kv": int(mixer.has_own_kv)}
         elif isinstance(mixer, Latent):
             names |= {"heads": mixer.num_heads, "q_rank": mixer.q_lora_rank, "kv_rank": mixer.kv_lora_rank}
             names |= {"index_dim": mixer.indexer.head_dim if mixer.indexer else 0}
         elif isinstance(mixer, FixedState):
             names |= {"state_heads": mixer.num_heads, "conv_channels": mixer.conv_channels}
-            names |= {"kernel": mixer.conv_kernel, "state_elements": mixer.state_elements}
+            names |= {"kernel": mixer.conv_kernel, "state_elements": mixer.state_elements, "inner": mixer.width}
     return names
 
 
@@ -82,7 +131,7 @@ def feed_forward_of(f: Fields, family: Family, block: str) -> tuple[FeedForward 
     if block == "none":
         return None, {"hidden": hidden}
     if block == "dense":
-        width = dense_width(f, hidden)
+        width = dense_width(f, family, hidden)
         return FeedForward(dense_params=matrices * hidden * width), {"ff": width, "matrices": matrices}
     return experts_of(f, family, hidden, matrices)
 
@@ -92,12 +141,14 @@ def is_gated(f: Fields) -> bool:
     return f.get("mlp_hidden_act") != "relu2" and f.get("hybrid_override_pattern") is None
 
 
-def dense_width(f: Fields, hidden: int) -> int:
+def dense_width(f: Fields, family: Family, hidden: int) -> int:
     """Width of a dense block; ``intermediate_size_mlp`` is that of the dense layers where experts have another."""
+    if family.ff:
+        return evaluate(family.ff, lambda name: hidden if name == "hidden" else number(f, name))
     for name in ("intermediate_size_mlp", "dense_intermediate_size"):
         if f.get(name):
             return f.positive(name)
-    if f.get("intermediate_size") is None and any(spelling in f.config for spelling in ("n_inner", "ffn_hidden_size")):
+    if f.get("intermediate_size") is None and any(name in f.config for name in ("n_inner", "ffn_hidden_size")):
         return 4 * hidden  # null there means four times the hidden size
     return f.positive("intermediate_size")
 
@@ -113,11 +164,12 @@ def experts_of(f: Fields, family: Family, hidden: int, matrices: int) -> tuple[F
     shared = shared or (1 if shared_width else 0)
     names = {"hidden": hidden, "experts": experts, "expert_ff": width, "shared": shared, "matrices": matrices}
     names |= {"shared_ff": shared * (shared_width or width)}
+    expert_in = evaluate(family.expert_in, lambda n: names[n] if n in names else number(f, n))
     block = FeedForward(
         dense_params=matrices * hidden * names["shared_ff"],
         num_experts=experts,
         top_k=top_k,
-        expert_params=matrices * hidden * width,
+        expert_params=matrices * expert_in * width,
         router_params=evaluate(family.router, lambda n: names[n] if n in names else number(f, n))
         if family.router
         else hidden * experts,
@@ -129,6 +181,3 @@ def experts_of(f: Fields, family: Family, hidden: int, matrices: int) -> tuple[F
 def model_names(f: Fields, num_layers: int) -> Mapping[str, int]:
     """What formulas outside the layers may name."""
     return {"hidden": f.positive("hidden_size"), "vocab": f.positive("vocab_size"), "layers": num_layers}
-
-
-_ = ONE_BLOCK_TYPES

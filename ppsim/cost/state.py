@@ -33,6 +33,7 @@ class FixedState:
     conv_kernel: int = 1
     passes: int = WRITE_AND_READ
     state_bytes: float = 4.0
+    width: int = 0  # channels of what it gives to its last projection
 
     @property
     def conv_elements(self) -> int:
