@@ -2,20 +2,22 @@
 
     python bench/model_zoo.py > docs/models.md      rewrite the table; tests/unit/test_model_zoo.py holds it
     python bench/model_zoo.py TYPE...               one or more types, with what differs
+    python bench/model_zoo.py --defaults > ppsim/data/class_defaults.toml
 
 A small config of each class is built on the meta device, where no tensor has data. Three things are compared:
 
     parameters   their number, to the unit; of a model with towers for pictures or sound, those of the language model
     keys         elements of the keys and values (and of an indexer's keys) that its own cache holds after 40 tokens,
                  which is more than the windows of these configs
-    states       elements of the recurrent states, and of the inputs that convolutions keep: transformers keeps as many as
-                 the kernel is wide, a server one less
+    states       elements of the recurrent states, and of the inputs that convolutions keep: transformers keeps as many
+                 as the kernel is wide, a server one less
 
 A class that ppsim refuses by name is listed with its reason.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import warnings
 from collections.abc import Iterable, Mapping
@@ -38,10 +40,18 @@ OWN: dict[str, dict[str, Any]] = {  # where the defaults of a class make no mode
     "cohere_compass_text": {"layer_types": ["sliding_attention"] * NUM_LAYERS},
     "deepseek_v2": {"num_experts_per_tok": 2, "first_k_dense_replace": 1, "moe_intermediate_size": 1408},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1},
-    "gemma3n_text": {"intermediate_size": [512] * NUM_LAYERS, "num_kv_shared_layers": 2, "activation_sparsity_pattern": None},
+    "gemma3n_text": {
+        "intermediate_size": [512] * NUM_LAYERS,
+        "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": None,
+    },
     "gemma4_text": {"num_kv_shared_layers": 2},
+    "glm_moe_dsa": {"indexer_types": ["full", "shared"] * (NUM_LAYERS // 2)},
     "glm4_moe": {"head_dim": 64, "use_qk_norm": True},
-    "gpt_neo": {"num_layers": NUM_LAYERS, "attention_types": [[["global", "local"], NUM_LAYERS // 2]], "window_size": WINDOW},
+    "gpt_neo": {
+        "num_layers": NUM_LAYERS,
+        "attention_types": [[["global", "local"], NUM_LAYERS // 2]],
+    },
     "granitemoehybrid": {"layer_types": FULL_AND_LINEAR},
     "hunyuan_v1_dense": {"head_dim": 128},
     "hunyuan_v1_moe": {"head_dim": 128, "num_experts": 4, "moe_topk": 2},
@@ -50,7 +60,10 @@ OWN: dict[str, dict[str, Any]] = {  # where the defaults of a class make no mode
     "llama4_text": {"interleave_moe_layer_step": 2},
     "ministral": {"head_dim": 128},
     "nemotron": {"num_key_value_heads": 8},
-    "nemotron_h": {"layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"] * 2, "moe_latent_size": 256},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "mlp", "full_attention", "moe"] * 2,
+        "moe_latent_size": 256,
+    },
     "qwen2": {"use_sliding_window": True, "max_window_layers": 3},
 }
 TOWERS = ("vision", "audio", "image", "multi_modal", "projector", "embed_tokens_extend")  # in names of parameters
@@ -223,9 +236,118 @@ def entries(types: Iterable[str] | None = None) -> list[Entry]:
     return [judge(model_type) for model_type in (types or model_types())]
 
 
+def row_of(entry: Entry) -> str:
+    """A line of the table."""
+    if entry.result == "equal":
+        cache = "" if entry.cache == "equal" else f"; cache {entry.cache}"
+        said = f"equal{cache}: {entry.kinds}".replace(" | ", ", ")
+    else:
+        said = f"{entry.result}: {entry.why}"
+    return f"| `{entry.model_type}` | {entry.class_name} | {said} |"
+
+
+PAGE = """# Which models are read, and how
+
+Any `config.json` whose layers are of the kinds below is read for what it says: `ppsim layers --model FILE` shows the
+kinds with their sizes and times, `model.key = "FILE"` in a scenario uses them. What is assumed and what is not read of
+a file is said on stderr; what cannot be read is refused by name.
+
+| a layer's mixer | cache of a token | state of a request | prefill of s tokens |
+| --- | --- | --- | --- |
+| full attention, grouped or multi-query | 2 x KV heads x width | none | s^2 / 2 pairs |
+| a window of w, chunks of c | the same, w - 1 of them are needed | none | s w, s c / 2 |
+| MLA | one latent and its rotary part | none | s^2 / 2, and the prefix is expanded in each chunk |
+| MLA with an indexer | the same and the indexer's key | none | s^2 / 2 of the indexer, s k of the rest |
+| Mamba, Mamba-2, RG-LRU | none | state x 4 bytes, inputs of the convolution | s x 2 passes over the state |
+| delta rule, KDA | none | the same | s x 3 passes |
+| lightning attention | none | the state | s x 2 passes |
+| convolution | none | its inputs | s x kernel |
+
+Behind it stands a dense block, experts with or without shared ones, both, or nothing. Formulas and units:
+`ppsim/cost/attention.py`, `state.py`, `roofline.py`; which field says which layer is what: `patterns.py`; what a
+`model_type` implies without a field (norms, biases, tied embeddings, shared experts): `ppsim/data/families.toml`.
+
+Left out of times and memory: norms and biases (under 0.1 %), layers that only speculate
+(`num_nextn_predict_layers`), towers for pictures and sound, which are named in a note. SGLang keeps an indexer's key in
+FP8 with a scale, 132 bytes for a width of 128; here it has the type of the cache.
+
+## Memory
+
+`gpu.mem_fraction_static` of a GPU holds weights, states and cache. States have a pool of their own, a slot a request:
+`scheduler.max_mamba_cache_size` slots, or `scheduler.mamba_full_memory_ratio` of the cache's memory, as in SGLang. A
+running request takes a slot (three with a radix cache, as in SGLang, where states of prefixes are kept), so the pool
+is a limit on running requests: the smallest of all ranks, like the KV pool. Which states a prefix hit finds is not
+modelled: a hit is a hit. Layers with a window count all tokens of the pool, or 0.8 of them for the families where
+SGLang gives them a pool of their own (`window_pool` in `families.toml`).
+
+## Every class of transformers
+
+Oracle: the classes of causal language models in transformers {version}, a small config of each on the meta device.
+*Equal* means the same number of parameters, to the unit, and the same number of elements in the cache that the class
+itself fills: keys and values inside the windows, states, inputs of convolutions. `bench/model_zoo.py` writes this page,
+`tests/unit/test_model_zoo.py` holds each row. {counts}
+
+| `model_type` | class | result |
+| --- | --- | --- |
+{rows}
+"""
+
+
+def page(found: list[Entry]) -> str:
+    """The whole page."""
+    import transformers
+
+    results = ("equal", "refused", "not built", "different")
+    counts = {result: sum(e.result == result for e in found) for result in results}
+    said = ", ".join(f"{n} {result}" for result, n in counts.items() if n)
+    rows = "\n".join(row_of(entry) for entry in found)
+    return PAGE.format(version=transformers.__version__, counts=f"Of {len(found)} types: {said}.", rows=rows)
+
+
+SIZES = """
+hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size intermediate_size
+moe_intermediate_size num_experts n_routed_experts num_local_experts num_experts_per_tok n_shared_experts
+shared_expert_intermediate_size sliding_window attention_chunk_size kv_lora_rank q_lora_rank qk_nope_head_dim
+qk_rope_head_dim v_head_dim first_k_dense_replace moe_layer_freq decoder_sparse_step interleave_moe_layer_step
+intermediate_size_mlp attention_bias mlp_bias qkv_bias linear_num_key_heads linear_num_value_heads
+linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim index_topk index_n_heads index_head_dim
+num_kv_shared_layers hidden_size_per_layer_input vocab_size_per_layer_input laurel_rank altup_num_inputs
+"""
+
+
+def defaults_text() -> str:
+    """A table for each type that ppsim reads: what its config class has by default, of the fields that make sizes."""
+    import transformers
+    from transformers import CONFIG_MAPPING
+
+    from ppsim.cost.families import families
+
+    lines = [
+        f"# Defaults of the config classes of transformers {transformers.__version__}, written by",
+        "# python bench/model_zoo.py --defaults; a config inside another one leaves them out.",
+        "",
+    ]
+    for model_type, family in families().items():
+        if family.refuse or model_type not in CONFIG_MAPPING:
+            continue
+        fields = CONFIG_MAPPING[model_type]().to_dict()
+        found = {name: fields[name] for name in SIZES.split() if isinstance(fields.get(name), int) and fields[name]}
+        if found:
+            values = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.items())
+            lines.append(f"{json.dumps(model_type)} = {{ {values} }}")
+    return "\n".join(lines) + "\n"
+
+
 def main() -> None:
-    for e in entries(sys.argv[1:] or None):
-        print(e.result, e.model_type, e.class_name, "|", e.why, "|", e.cache, "|", e.kinds)
+    if sys.argv[1:] == ["--defaults"]:
+        quiet()
+        print(defaults_text(), end="")
+        return
+    if sys.argv[1:]:
+        for entry in entries(sys.argv[1:]):
+            print(row_of(entry))
+        return
+    print(page(entries()), end="")
 
 
 if __name__ == "__main__":

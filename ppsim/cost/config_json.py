@@ -17,7 +17,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ppsim.cost.families import UNKNOWN, Family, evaluate, families
+from ppsim.cost.families import UNKNOWN, Family, class_defaults, evaluate, families
 from ppsim.cost.fields import Fields
 from ppsim.cost.harmless import HARMLESS
 from ppsim.cost.mixers import number
@@ -39,6 +39,31 @@ TYPE_BYTES = {
     "fp4_e2m1": 0.5,
 }
 MAX_LAYERS = 4096
+LISTED = ("layer_types", "layers_block_type", "attention_layers")
+SAID_BY: dict[str, tuple[str, ...]] = {  # what the layers are is said by another field
+    "sliding_window_pattern": LISTED,
+    "global_attn_every_n_layers": LISTED,
+    "layer_group_size": LISTED,
+    "attention_types": LISTED,
+    "full_attention_interval": LISTED,
+    "first_k_dense_replace": ("mlp_layer_types", "moe_layers"),
+    "interleave_moe_layer_step": ("mlp_layer_types", "moe_layers"),
+    "decoder_sparse_step": ("mlp_layer_types",),
+    "intermediate_size": ("num_experts", "layers_block_type", "hybrid_override_pattern"),
+    "intermediate_size_mlp": ("num_experts",),
+    "dense_intermediate_size": ("num_experts",),
+    "sliding_window": ("layer_types", "num_hidden_layers"),
+    "local_attention": ("sliding_window",),
+    "num_key_value_heads": ("kv_lora_rank", "multi_query"),
+    "num_kv_heads": ("multi_query", "new_decoder_architecture"),
+    "head_dim": ("kv_lora_rank", "num_hidden_layers"),
+    "num_attention_heads": ("num_hidden_layers",),
+    "mamba_d_ssm": ("mamba_d_head",),
+    "short_conv_kernel_size": ("linear_conv_kernel_dim",),
+    "time_step_rank": ("num_heads",),
+    "indexer_types": ("index_topk",),
+    "index_topk_freq": ("indexer_types",),
+}
 NESTED = ("text_config", "language_config", "llm_config", "thinker_config", "language_model_config")
 OUTER = ("torch_dtype", "dtype", "quantization_config", "architectures", "tie_word_embeddings", "model_type")
 
@@ -156,8 +181,11 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     for whole_type, whole in (family_of(config), (model_type, family)):
         if whole.refuse:
             raise ScenarioError(f"{name}: model_type", f"{whole_type!r} cannot be read: {whole.refuse}")
+    if text.get("add_cross_attention"):
+        raise ScenarioError(f"{name}: add_cross_attention", "the decoder of an encoder-decoder cannot be read")
     names = {ours: theirs for ours, theirs in family.names.items() if theirs in text}
-    f = Fields({**text, **{ours: text[theirs] for ours, theirs in names.items()}}, name, family.defaults)
+    renamed = {**text, **{ours: text[theirs] for ours, theirs in names.items()}}
+    f = Fields(renamed, name, family.defaults, class_defaults().get(model_type) if place else None)
     f.used.update(names.values())
     num_layers = num_layers_of(f)
     plain = type_bytes(f"{name}: torch_dtype", str(f.get("torch_dtype") or "bfloat16"))
@@ -216,6 +244,12 @@ def notes_of(
     towers = sorted(k for k in config if k.endswith("_config") and k not in (*NESTED, "quantization_config") and place)
     if towers:
         found.append(f"only {place} is read, not {', '.join(towers)}")
+    if f.taken:
+        said = ", ".join(f"{name} {value}" for name, value in sorted(f.taken.items()))
+        found.append(f"{place} leaves out what {model_type}'s own class has by default: {said}")
+    for name, others in SAID_BY.items():
+        if any(f.get(other) for other in others):
+            f.used.add(name)
     unread = sorted(field for field in f.unread() if field not in HARMLESS and not field.startswith("_"))
     if unread:
         found.append(f"fields that are not read: {', '.join(unread)}")

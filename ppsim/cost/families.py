@@ -7,7 +7,7 @@ the config, because they differ from family to family by nothing else:
                 heads, kv_heads, d (head_dim), q (heads x head_dim), kv (kv_heads x head_dim), v and o (the same with
                 the width of the values), ff (width of the dense block), experts, expert_ff, state_heads,
                 state_elements, conv_channels, kernel, layer (its number), layers, vocab
-    operators   + - * // % == >, parentheses and integers
+    operators   + - * // == >, parentheses and integers; a division by 0 is 0
 """
 
 from __future__ import annotations
@@ -18,15 +18,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
-from operator import add, floordiv, mod, mul, sub
+from operator import add, mul, sub
 from typing import Any
 
 OPERATORS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: add,
     ast.Sub: sub,
     ast.Mult: mul,
-    ast.FloorDiv: floordiv,
-    ast.Mod: mod,
+    ast.FloorDiv: lambda a, b: a // b if b else 0,
 }
 Lookup = Callable[[str], Any]
 
@@ -93,6 +92,16 @@ def resolved(table: dict[str, dict[str, Any]], key: str) -> dict[str, Any]:
         if inner in base or inner in row:
             row[inner] = {**base.get(inner, {}), **row.get(inner, {})}
     return {**base, **row}
+
+
+@cache
+def class_defaults() -> dict[str, dict[str, Any]]:
+    """What the config class of a type has where a config says nothing, by type (``bench/model_zoo.py --defaults``).
+
+    A config inside another one is saved without the fields that are the class's own defaults: Gemma 3's names neither
+    its heads nor its vocabulary.
+    """
+    return tomllib.loads((files("ppsim") / "data" / "class_defaults.toml").read_text("utf-8"))
 
 
 @cache

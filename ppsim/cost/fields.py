@@ -33,6 +33,7 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
         "shared_intermediate_size",
         "share_expert_dim",
     ),
+    "vocab_size": ("padded_vocab_size",),
     "tie_word_embeddings": (),
     "torch_dtype": ("dtype",),
 }
@@ -41,9 +42,17 @@ SPELLINGS: dict[str, tuple[str, ...]] = {
 class Fields:
     """A config, with the name of the model for messages. Raises ScenarioError for a value that cannot be."""
 
-    def __init__(self, config: Mapping[str, Any], name: str, defaults: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        name: str,
+        defaults: Mapping[str, Any] | None = None,
+        class_defaults: Mapping[str, Any] | None = None,
+    ) -> None:
         self.config, self.name, self.defaults = config, name, dict(defaults or {})
+        self.class_defaults = dict(class_defaults or {})
         self.used: set[str] = set()
+        self.taken: dict[str, Any] = {}  # of the class's defaults, because the config leaves them out
 
     def spelled(self, field: str) -> str | None:
         """Under which name the config gives a field that is not null, if at all."""
@@ -56,9 +65,12 @@ class Fields:
         """The value as it is; a family's default stands in for an absent one."""
         spelling = self.spelled(field)
         self.used.update((field, *SPELLINGS.get(field, ())))
-        if spelling is None:
-            return self.defaults.get(field, default)
-        return self.config[spelling]
+        if spelling is not None:
+            return self.config[spelling]
+        if field in self.class_defaults and field not in self.config:
+            self.taken[field] = self.class_defaults[field]
+            return self.class_defaults[field]
+        return self.defaults.get(field, default)
 
     def __contains__(self, field: str) -> bool:
         """Whether there is a value that says something: null, 0, false and an empty list do not."""

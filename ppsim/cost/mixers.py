@@ -17,6 +17,7 @@ from ppsim.cost.state import DELTA_RULE, FixedState
 from ppsim.errors import ScenarioError
 
 SHARES_KV = "_shares_kv"  # of a layer: it reads the keys and values of an earlier one
+SHARES_PICKS = "_shares_picks"  # of a layer: it attends to what an earlier one's indexer picked
 Number = int | float
 STATE_WIDTHS = {"float32": 4.0, "bfloat16": 2.0, "float16": 2.0}
 
@@ -125,7 +126,8 @@ def indexer(f: Fields, hidden: int, q_rank: int) -> Indexer:
     """Its queries come from the query's latent, its key and the weights of its heads from the hidden states."""
     heads, dim = f.positive("index_n_heads"), f.positive("index_head_dim")
     params = (q_rank or hidden) * heads * dim + hidden * dim + hidden * heads
-    return Indexer(heads, dim, f.positive("index_topk"), params)
+    has_own_keys = not f.config.get(SHARES_PICKS)
+    return Indexer(heads, dim, f.positive("index_topk"), params if has_own_keys else 0, has_own_keys)
 
 
 # --- states ----------------------------------------------------------------------------------------------------
@@ -212,7 +214,7 @@ def mamba2_width(f: Fields, hidden: int, heads: int) -> int:
 def mamba1(f: Fields) -> FixedState:
     """A state of N elements a channel; the step has a low rank."""
     hidden, n = f.positive("hidden_size"), first_of(f, "mamba_d_state", "state_size")
-    inner = hidden * first_of(f, "mamba_expand", "expand", default=2)
+    inner = f.count("mamba_inner") or hidden * first_of(f, "mamba_expand", "expand", default=2)
     rank = f.get("mamba_dt_rank") if f.get("mamba_dt_rank") is not None else f.get("time_step_rank")
     rank = -(-hidden // 16) if rank in (None, "auto") else first_of(f, "mamba_dt_rank", "time_step_rank")
     kernel = first_of(f, "mamba_d_conv", "conv_kernel", default=4)

@@ -117,6 +117,10 @@ def from_periods(f: Fields, num_layers: int) -> list[str]:
     if "full_attention_interval" in f:
         every = f.positive("full_attention_interval")
         return ["full" if (i + 1) % every == 0 else "linear" for i in range(num_layers)]
+    if "layer_group_size" in f:  # Ring and Ling: the last layer of each group, and those after the last whole group
+        size = f.positive("layer_group_size")
+        whole = num_layers // size * size
+        return ["full" if (i + 1) % size == 0 or i >= whole else "linear" for i in range(num_layers)]
     if "attn_layer_period" in f:
         every, offset = f.positive("attn_layer_period"), f.count("attn_layer_offset")
         return ["full" if i % every == offset else "linear" for i in range(num_layers)]

@@ -4,12 +4,13 @@ family. See ``patterns`` for which layer is what, ``mixers`` for sizes, ``famili
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ppsim.cost.attention import GroupedQuery, Latent
 from ppsim.cost.families import Family, evaluate
 from ppsim.cost.fields import Fields
-from ppsim.cost.mixers import SHARES_KV, attention_of, number, state_of
+from ppsim.cost.mixers import SHARES_KV, SHARES_PICKS, attention_of, number, state_of
 from ppsim.cost.model import FeedForward, Layer, Mixer
 from ppsim.cost.patterns import feed_forward_words, mixer_words
 from ppsim.cost.state import FixedState
@@ -32,8 +33,8 @@ def layers_of(f: Fields, family: Family, num_layers: int) -> tuple[Layer, ...]:
     for i, (mixer, block, fields) in enumerate(zip(mixers, blocks, own)):
         key = (mixer, block, str(sorted(fields.items())), i if by_number else 0)
         if key not in made:
-            at = Fields({**f.config, **fields}, f.name, f.defaults)
-            at.used = f.used
+            at = Fields({**f.config, **fields}, f.name, f.defaults, f.class_defaults)
+            at.used, at.taken = f.used, f.taken
             made[key] = layer_of(at, family, mixer, block, (i, num_layers))
         found.append(made[key])
     return tuple(found)
@@ -61,12 +62,34 @@ def own_fields(f: Fields, mixer: str, index: int, num_layers: int) -> dict[str, 
     shared = f.count("num_kv_shared_layers")
     if shared and index >= num_layers - shared:
         found[SHARES_KV] = True
+        if f.flag("use_double_wide_mlp"):
+            found["intermediate_size"] = 2 * found.get("intermediate_size", f.count("intermediate_size"))
+    picks = picks_of(f, num_layers)
+    if picks:
+        found[SHARES_PICKS] = not picks[index]
     per_layer = f.get("per_layer_config")
     if isinstance(per_layer, Mapping):
         for name, value in per_layer.items():
             if str(name).isdigit() and int(name) == index and isinstance(value, Mapping):
                 found |= value
     return found
+
+
+def picks_of(f: Fields, num_layers: int) -> list[bool]:
+    """Whether each layer's indexer picks for itself (GLM-5): listed, as letters F and S, or one in so many."""
+    words = f.items("indexer_types")
+    letters = f.get("index_topk_pattern")
+    if words is None and isinstance(letters, str):
+        words = [{"F": "full", "S": "shared"}.get(letter, letter) for letter in letters]
+    if words:
+        if len(words) != num_layers or any(word not in ("full", "shared") for word in words):
+            raise ScenarioError(f"{f.name}: indexer_types", f"must say full or shared for each of {num_layers} layers")
+        return [word == "full" for word in words]
+    if "index_topk_freq" in f:
+        every, offset = f.positive("index_topk_freq"), f.get("index_skip_topk_offset", 2)
+        offset = offset if isinstance(offset, int) else f.positive("index_skip_topk_offset")
+        return [max(i - offset + 1, 0) % every == 0 for i in range(num_layers)]
+    return []
 
 
 def full_layers_own(f: Fields) -> dict[str, Any]:
@@ -117,7 +140,7 @@ def names_of(f: Fields, mixers: list[Mixer]) -> dict[str, int]:
             names |= {"window": mixer.reach.size, "own_kv": int(mixer.has_own_kv)}
         elif isinstance(mixer, Latent):
             names |= {"heads": mixer.num_heads, "q_rank": mixer.q_lora_rank, "kv_rank": mixer.kv_lora_rank}
-            names |= {"index_dim": mixer.indexer.head_dim if mixer.indexer else 0}
+            names |= {"index_dim": mixer.indexer.elements if mixer.indexer else 0}
         elif isinstance(mixer, FixedState):
             names |= {"state_heads": mixer.num_heads, "conv_channels": mixer.conv_channels}
             names |= {"kernel": mixer.conv_kernel, "state_elements": mixer.state_elements, "inner": mixer.width}
@@ -133,7 +156,11 @@ def feed_forward_of(f: Fields, family: Family, block: str) -> tuple[FeedForward 
     if block == "dense":
         width = dense_width(f, family, hidden)
         return FeedForward(dense_params=matrices * hidden * width), {"ff": width, "matrices": matrices}
-    return experts_of(f, family, hidden, matrices)
+    found, names = experts_of(f, family, hidden, matrices)
+    if f.get("enable_moe_block"):  # Gemma 4: experts beside a dense block
+        width = dense_width(f, family, hidden)
+        found = replace(found, dense_params=found.dense_params + matrices * hidden * width)
+    return found, names
 
 
 def is_gated(f: Fields) -> bool:
