@@ -66,6 +66,7 @@ OWN: dict[str, dict[str, Any]] = {  # where the defaults of a class make no mode
     },
     "qwen2": {"use_sliding_window": True, "max_window_layers": 3},
 }
+SHORT = 4
 TOWERS = ("vision", "audio", "image", "multi_modal", "projector", "embed_tokens_extend")  # in names of parameters
 
 
@@ -304,15 +305,9 @@ def page(found: list[Entry]) -> str:
     return PAGE.format(version=transformers.__version__, counts=f"Of {len(found)} types: {said}.", rows=rows)
 
 
-SIZES = """
-hidden_size num_hidden_layers num_attention_heads num_key_value_heads head_dim vocab_size intermediate_size
-moe_intermediate_size num_experts n_routed_experts num_local_experts num_experts_per_tok n_shared_experts
-shared_expert_intermediate_size sliding_window attention_chunk_size kv_lora_rank q_lora_rank qk_nope_head_dim
-qk_rope_head_dim v_head_dim first_k_dense_replace moe_layer_freq decoder_sparse_step interleave_moe_layer_step
-intermediate_size_mlp attention_bias mlp_bias qkv_bias linear_num_key_heads linear_num_value_heads
-linear_key_head_dim linear_value_head_dim linear_conv_kernel_dim index_topk index_n_heads index_head_dim
-num_kv_shared_layers hidden_size_per_layer_input vocab_size_per_layer_input laurel_rank altup_num_inputs
-"""
+def is_size(value: Any) -> bool:
+    """Numbers, flags that are on, and patterns that are repeated; not lists with an entry a layer."""
+    return bool(value) and (isinstance(value, int | float) or (isinstance(value, list) and len(value) <= SHORT))
 
 
 def defaults_text() -> str:
@@ -321,6 +316,7 @@ def defaults_text() -> str:
     from transformers import CONFIG_MAPPING
 
     from ppsim.cost.families import families
+    from ppsim.cost.harmless import HARMLESS
 
     lines = [
         f"# Defaults of the config classes of transformers {transformers.__version__}, written by",
@@ -331,7 +327,8 @@ def defaults_text() -> str:
         if family.refuse or model_type not in CONFIG_MAPPING:
             continue
         fields = CONFIG_MAPPING[model_type]().to_dict()
-        found = {name: fields[name] for name in SIZES.split() if isinstance(fields.get(name), int) and fields[name]}
+        sizes = (name for name, value in fields.items() if is_size(value))
+        found = {name: fields[name] for name in sizes if name not in HARMLESS}
         if found:
             values = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.items())
             lines.append(f"{json.dumps(model_type)} = {{ {values} }}")

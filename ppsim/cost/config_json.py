@@ -185,7 +185,9 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         raise ScenarioError(f"{name}: add_cross_attention", "the decoder of an encoder-decoder cannot be read")
     names = {ours: theirs for ours, theirs in family.names.items() if theirs in text}
     renamed = {**text, **{ours: text[theirs] for ours, theirs in names.items()}}
-    f = Fields(renamed, name, family.defaults, class_defaults().get(model_type) if place else None)
+    usual = class_defaults().get(model_type, {}) if place else {}
+    usual |= {ours: usual[theirs] for ours, theirs in family.names.items() if theirs in usual}
+    f = Fields(renamed, name, family.defaults, usual)
     f.used.update(names.values())
     num_layers = num_layers_of(f)
     plain = type_bytes(f"{name}: torch_dtype", str(f.get("torch_dtype") or "bfloat16"))

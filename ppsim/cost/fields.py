@@ -67,9 +67,10 @@ class Fields:
         self.used.update((field, *SPELLINGS.get(field, ())))
         if spelling is not None:
             return self.config[spelling]
-        if field in self.class_defaults and field not in self.config:
-            self.taken[field] = self.class_defaults[field]
-            return self.class_defaults[field]
+        for spelling in (field, *SPELLINGS.get(field, ())):
+            if spelling in self.class_defaults and spelling not in self.config:
+                self.taken[spelling] = self.class_defaults[spelling]
+                return self.class_defaults[spelling]
         return self.defaults.get(field, default)
 
     def __contains__(self, field: str) -> bool:

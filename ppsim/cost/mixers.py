@@ -87,7 +87,7 @@ def kv_heads_of(f: Fields, num_heads: int) -> int:
         return 1
     if f.get("new_decoder_architecture") is not None or f.get("multi_query") is not None:
         return num_heads
-    return f.positive("num_key_value_heads") if f.spelled("num_key_value_heads") else num_heads
+    return f.positive("num_key_value_heads") if f.get("num_key_value_heads") is not None else num_heads
 
 
 def head_dim_of(f: Fields, num_heads: int) -> int:

@@ -21,7 +21,7 @@ PER_LAYER = ("num_attention_heads", "num_key_value_heads", "intermediate_size", 
 
 def layers_of(f: Fields, family: Family, num_layers: int) -> tuple[Layer, ...]:
     """Every layer in order. Equal ones are the same object."""
-    has_experts = f.spelled("num_experts") is not None and bool(f.get("num_experts"))
+    has_experts = "num_experts" in f
     mixers = mixer_words(f, family, num_layers)
     blocks = feed_forward_words(f, num_layers, has_experts)
     if not family.has_feed_forward:
@@ -185,7 +185,7 @@ def experts_of(f: Fields, family: Family, hidden: int, matrices: int) -> tuple[F
     experts, top_k = f.positive("num_experts"), f.positive("num_experts_per_tok")
     if top_k > experts:
         raise ScenarioError(f"{f.name}: num_experts_per_tok", f"{top_k} of {experts} experts")
-    width = f.positive("moe_intermediate_size" if f.spelled("moe_intermediate_size") else "intermediate_size")
+    width = f.positive("moe_intermediate_size" if f.get("moe_intermediate_size") is not None else "intermediate_size")
     shared = f.count("n_shared_experts", family.shared)
     shared_width = f.count("shared_expert_intermediate_size")
     shared = shared or (1 if shared_width else 0)

@@ -381,3 +381,58 @@ def test_states_are_cut_by_tensor_parallelism_only_where_their_heads_can_be() ->
     shape.check_tp(8)
     with pytest.raises(ScenarioError, match="16 does not divide the 8 attention heads"):
         shape.check_tp(16)
+
+
+# --- published sizes ------------------------------------------------------------------------------------------------
+
+GPT_OSS = {
+    "model_type": "gpt_oss",
+    "num_hidden_layers": 36,
+    "num_local_experts": 128,
+    "num_experts_per_tok": 4,
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "head_dim": 64,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "sliding_window": 128,
+    "layer_types": ["sliding_attention", "full_attention"] * 18,
+    "attention_bias": True,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "quantization_config": {
+        "quant_method": "mxfp4",
+        "modules_to_not_convert": ["model.layers.*.self_attn", "model.layers.*.mlp.router", "lm_head"],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("layers", "experts", "total", "active", "gib"), [(36, 128, 116.83, 5.13, 60.8), (24, 32, 20.91, 3.61, 12.8)]
+)
+def test_a_checkpoint_of_four_bits_has_its_published_size(
+    layers: int, experts: int, total: float, active: float, gib: float
+) -> None:
+    """gpt-oss model card (arXiv 2508.10925, table 1): parameters, active ones with the head, size of the checkpoint."""
+    kinds = GPT_OSS["layer_types"]
+    assert isinstance(kinds, list)
+    own = {"num_hidden_layers": layers, "num_local_experts": experts, "layer_types": kinds[:layers]}
+    shape = from_config({**GPT_OSS, **own}, "m")
+    assert shape.total_params() / 1e9 == pytest.approx(total, abs=0.005)
+    assert (shape.active_params() + shape.embedding_params) / 1e9 == pytest.approx(active, abs=0.01)
+    weights = sum(shape.layer_weight_bytes(i) for i in range(layers)) + 2 * shape.embedding_bytes
+    assert weights / 2**30 == pytest.approx(gib, rel=0.005)
+    assert shape.kv_bytes_of(100_000) == layers // 2 * (100_000 + 127) * 2 * 8 * 64 * 2
+
+
+def test_a_config_inside_another_one_leaves_out_what_its_class_has_by_default() -> None:
+    """Gemma 3 4B as it is published: heads, their width and the vocabulary are not there. 3.88 B parameters of text."""
+    text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text", "num_hidden_layers": 34}
+    config = {"model_type": "gemma3", "text_config": {**text, "sliding_window": 1024}, "vision_config": {"a": 1}}
+    shape = from_config(config, "m")
+    assert shape.total_params() / 1e9 == pytest.approx(3.88, abs=0.005)
+    assert shape.tie_word_embeddings
+    assert sum("by default: head_dim 256, num_attention_heads 8" in note for note in shape.notes) == 1
+    with pytest.raises(ScenarioError, match="vocab_size: is missing"):  # a file of its own says all
+        from_config(text, "m")

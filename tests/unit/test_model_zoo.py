@@ -16,7 +16,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 from bench import model_zoo
-from ppsim.cost.config_json import from_config
+from ppsim.cost.config_json import NESTED, from_config
 from ppsim.cost.families import families
 from ppsim.errors import ScenarioError
 
@@ -64,6 +64,12 @@ def test_a_saved_config_is_read_like_all_of_its_fields(model_type: str) -> None:
     saved = json.loads(config.to_json_string(use_diff=True))
     shape = from_config({"model_type": config.model_type or model_type, **saved}, "m")
     assert (shape.total_params(), shape.kv_bytes_per_token) == (whole.total_params(), whole.kv_bytes_per_token)
+    usual = type(config)().to_dict()
+    if any(isinstance(usual.get(inner), dict) for inner in NESTED):
+        return  # it is one of those around another
+    own = {k: v for k, v in config.to_dict().items() if usual.get(k) != v or k in ("model_type", "num_hidden_layers")}
+    inside = from_config({"model_type": "outer", "text_config": {**own, "model_type": config.model_type}}, "m")
+    assert inside.layers == whole.layers
 
 
 @pytest.mark.parametrize("model_type", COMMON)
