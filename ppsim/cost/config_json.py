@@ -22,7 +22,7 @@ from ppsim.cost.fields import Fields
 from ppsim.cost.harmless import HARMLESS
 from ppsim.cost.mixers import number
 from ppsim.cost.model import ModelShape
-from ppsim.cost.quantization import widths_of
+from ppsim.cost.quantization import quantised, widths_of
 from ppsim.cost.read_layers import flag_of, layers_of, model_names
 from ppsim.errors import ScenarioError
 
@@ -90,7 +90,9 @@ def checkpoint_of(key: str) -> str | None:
     return None if known is None else str(known_models()[known]["checkpoint"])
 
 
-def load_model(name_or_path: str, kv_dtype: str | None = None, weight_dtype: str | None = None) -> ModelShape:
+def load_model(
+    name_or_path: str, kv_dtype: str | None = None, weight_dtype: str | None = None, quantization: str | None = None
+) -> ModelShape:
     """Shape of a known model, of a config.json or of a folder with one; types override those of the config.
 
     Raises ScenarioError with the nearest known key, or with the field that is missing.
@@ -113,7 +115,7 @@ def load_model(name_or_path: str, kv_dtype: str | None = None, weight_dtype: str
     if weight_dtype is not None:
         width = type_bytes("weight_dtype", weight_dtype)
         shape = replace(shape, weight_bytes=width, math_bytes=None, mixer_bytes=None, dense_bytes=None)
-    return shape
+    return shape if quantization is None else quantised(shape, quantization)
 
 
 def read_config(path: Path) -> Mapping[str, Any]:

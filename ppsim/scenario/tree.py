@@ -15,7 +15,7 @@ NonNegative = Annotated[int, Field(ge=0)]
 Cost = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
 Figure = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-KvCacheType = Literal["auto", "bf16", "bfloat16", "fp16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp4", "fp4_e2m1"]
+KvCacheType = Literal["auto", "bf16", "bfloat16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1"]
 
 
 class Section(BaseModel):
@@ -85,6 +85,7 @@ class Model(Section):
     path: str | None = None
     key: str | None = None  # a known model or a config.json: its shape replaces the fields above, whatever cost.source
     kv_cache_dtype: KvCacheType = "auto"  # of the KV pool; auto: the model's own type
+    quantization: str | None = None  # of weights that a checkpoint has in full: quantised while they are loaded
 
 
 class Gpu(Section):
