@@ -53,6 +53,13 @@ def prepared(scenario: Scenario, model_dir: str | None, device: str) -> Scenario
         )
     if scenario.hicache.enabled:
         raise ScenarioError("hicache.enabled", "the executor keeps KV on the device only", "switch it off")
+    for key, kept in (("kv_cache_dtype", "auto"), ("quantization", None), ("key", None)):
+        if getattr(model, key) != kept:
+            raise ScenarioError(
+                f"model.{key}",
+                f"is {getattr(model, key)!r}: the executor computes the model of the other fields in model.dtype_bytes",
+                "leave it out",
+            )
     if scenario.chance != Chance():
         raise ScenarioError("chance", "is decided by the simulated world only", "leave the section out")
     dtype_of(model)

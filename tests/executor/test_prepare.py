@@ -137,6 +137,8 @@ def test_a_tensor_that_is_missing_or_has_another_shape_is_named(copy: Path) -> N
             "cpu",
             "scheduler.max_total_tokens: weights of 0.00 GB and",
         ),
+        ({"model": {"kv_cache_dtype": "fp8"}}, "cpu", "model.kv_cache_dtype: is 'fp8': the executor computes"),
+        ({"model": {"key": "qwen3-8b"}}, "cpu", "model.key: is 'qwen3-8b': the executor computes"),
         ({"chance": {"stops": True}}, "cpu", "chance: is decided by the simulated world only"),
         ({}, "tpu", "device 'tpu': expected cpu or cuda"),
     ],
