@@ -13,6 +13,7 @@ import typer
 from ppsim.errors import UsageError
 
 if TYPE_CHECKING:
+    from ppsim.cost.model import ModelShape
     from ppsim.recording import Recording
     from ppsim.scenario import Scenario
 
@@ -73,7 +74,22 @@ MaxSecondsOption: TypeAlias = Annotated[
 SideOption: TypeAlias = Annotated[
     Side | None, typer.Option("--side", help="Of two pipelines (disaggregation.role pd). Default: decode.")
 ]
+GpuOption: TypeAlias = Annotated[
+    str, typer.Option("--gpu", metavar="KEY|FILE", help="A known GPU (ppsim list gpus), or a TOML file with a [gpu].")
+]
+KvCacheOption: TypeAlias = Annotated[
+    str,
+    typer.Option("--kv-cache-dtype", metavar="TYPE", help="Type of the KV cache, e.g. fp8_e4m3. Default: the model's."),
+]
 RunArg: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
+
+
+def tell_notes(shape: ModelShape) -> None:
+    """What was assumed of a model, and what of its config was not read, on stderr."""
+    from ppsim.cli.guard import say
+
+    for note in shape.notes:
+        say(f"note: {shape.name}: {note}")
 
 
 def scenario_of(

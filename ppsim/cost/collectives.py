@@ -114,7 +114,8 @@ def volumes(
     if not 0.0 < element_bytes <= MAX_ELEMENT_BYTES:
         raise ScenarioError("bytes", f"of an element must be more than 0 and at most 8, got {element_bytes:g}")
     hidden = batch * seq_len * shape.hidden_size * element_bytes
-    kv = batch * seq_len * shape.attention.kv_elements_per_token * element_bytes
+    kv = batch * seq_len * sum(layer.kv_elements_per_token for layer in shape.layers) * element_bytes
+    num_blocks = sum(layer.num_blocks for layer in shape.layers)  # two a layer in most models, each with an all-reduce
     return Volumes(
         model=shape.name,
         num_layers=shape.num_layers,
@@ -124,9 +125,9 @@ def volumes(
         tp_size=tp_size,
         cp_size=cp_size,
         pp_size=pp_size,
-        tp_saturated_bytes=4.0 * hidden * shape.num_layers,
-        tp_exact_bytes=2.0 * all_reduce_factor(tp_size) * hidden * shape.num_layers,
-        cp_saturated_bytes=kv * shape.num_layers,
-        cp_exact_bytes=all_gather_factor(cp_size) * kv * shape.num_layers,
+        tp_saturated_bytes=2.0 * hidden * num_blocks,
+        tp_exact_bytes=all_reduce_factor(tp_size) * hidden * num_blocks,
+        cp_saturated_bytes=kv,
+        cp_exact_bytes=all_gather_factor(cp_size) * kv,
         pp_bytes=hidden * tensors_per_seam * (pp_size - 1),
     )

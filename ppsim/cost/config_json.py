@@ -1,7 +1,8 @@
 """From a config.json, a folder that holds one, or a known key to a ModelShape.
 
-Words as the public configs use them: one spelling of a field per family, the known ones listed here. Weight type from
-``quantization_config``, else from ``torch_dtype``. Nothing is guessed: a missing field is an error that names it.
+Words as the public configs use them (``fields``), layer by layer (``read_layers``). Weight type from
+``quantization_config`` (``quantization``), else from ``torch_dtype``. Nothing is guessed: a missing field is an error
+that names it, a family that cannot be read is refused by name, and what was assumed or not read is among the notes.
 """
 
 from __future__ import annotations
@@ -15,8 +16,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ppsim.cost.attention import GroupedQuery, Latent
-from ppsim.cost.model import ModelShape, Moe
+from ppsim.cost.families import UNKNOWN, Family, class_defaults, evaluate, families
+from ppsim.cost.fields import Fields
+from ppsim.cost.harmless import HARMLESS
+from ppsim.cost.mixers import number
+from ppsim.cost.model import ModelShape
+from ppsim.cost.quantization import widths_of
+from ppsim.cost.read_layers import flag_of, layers_of, model_names
 from ppsim.errors import ScenarioError
 from ppsim.parsing import parse_json
 
@@ -30,20 +36,36 @@ TYPE_BYTES = {
     "fp8_e4m3": 1.0,
     "fp8_e5m2": 1.0,
     "fp4": 0.5,
-}
-QUANT_BYTES = {
-    "fp8": 1.0,
-    "compressed-tensors": 1.0,
-    "modelopt": 1.0,
-    "modelopt_fp4": 0.5,
-    "nvfp4": 0.5,
-    "mxfp4": 0.5,
-    "awq": 0.5,
-    "gptq": 0.5,
+    "fp4_e2m1": 0.5,
 }
 MAX_LAYERS = 4096
-MAX_SIZE = 2**24  # of a dimension, a number of heads or experts
-STORED_ONLY = ("awq", "gptq")  # four bits in memory, multiplied in the model's own type
+LISTED = ("layer_types", "layers_block_type", "attention_layers")
+SAID_BY: dict[str, tuple[str, ...]] = {  # what the layers are is said by another field
+    "sliding_window_pattern": LISTED,
+    "global_attn_every_n_layers": LISTED,
+    "layer_group_size": LISTED,
+    "attention_types": LISTED,
+    "full_attention_interval": LISTED,
+    "first_k_dense_replace": ("mlp_layer_types", "moe_layers"),
+    "interleave_moe_layer_step": ("mlp_layer_types", "moe_layers"),
+    "decoder_sparse_step": ("mlp_layer_types",),
+    "intermediate_size": ("num_experts", "layers_block_type", "hybrid_override_pattern"),
+    "intermediate_size_mlp": ("num_experts",),
+    "dense_intermediate_size": ("num_experts",),
+    "sliding_window": ("layer_types", "num_hidden_layers"),
+    "local_attention": ("sliding_window",),
+    "num_key_value_heads": ("kv_lora_rank", "multi_query"),
+    "num_kv_heads": ("multi_query", "new_decoder_architecture"),
+    "head_dim": ("kv_lora_rank", "num_hidden_layers"),
+    "num_attention_heads": ("num_hidden_layers",),
+    "mamba_d_ssm": ("mamba_d_head",),
+    "short_conv_kernel_size": ("linear_conv_kernel_dim",),
+    "time_step_rank": ("num_heads",),
+    "indexer_types": ("index_topk",),
+    "index_topk_freq": ("indexer_types",),
+}
+NESTED = ("text_config", "language_config", "llm_config", "thinker_config", "language_model_config")
+OUTER = ("torch_dtype", "dtype", "quantization_config", "architectures", "tie_word_embeddings", "model_type")
 
 
 @cache
@@ -87,9 +109,10 @@ def load_model(name_or_path: str, kv_dtype: str | None = None, weight_dtype: str
             f"nearest: {near[0]}" if near else f"known: {', '.join(sorted(table))}",
         )
     if kv_dtype is not None:
-        shape = replace(shape, kv_bytes=type_bytes("kv_cache_dtype", kv_dtype))
+        shape = replace(shape, kv_bytes=kv_type_bytes(kv_dtype, shape))
     if weight_dtype is not None:
-        shape = replace(shape, weight_bytes=type_bytes("weight_dtype", weight_dtype), math_bytes=None)
+        width = type_bytes("weight_dtype", weight_dtype)
+        shape = replace(shape, weight_bytes=width, math_bytes=None, mixer_bytes=None, dense_bytes=None)
     return shape
 
 
@@ -103,8 +126,7 @@ def read_config(path: Path) -> Mapping[str, Any]:
         raise ScenarioError(str(path), f"is not JSON: {error}") from None
     if not isinstance(data, dict):
         raise ScenarioError(str(path), f"must hold one JSON object, got {type(data).__name__}")
-    text = data.get("text_config")  # multimodal configs keep the language model here
-    return {**data, **text} if isinstance(text, dict) else data
+    return data
 
 
 def type_bytes(field: str, name: str) -> float:
@@ -115,124 +137,122 @@ def type_bytes(field: str, name: str) -> float:
     return TYPE_BYTES[name]
 
 
+def kv_type_bytes(name: str, shape: ModelShape) -> float:
+    """Bytes of an element of the cache; "auto" is the model's own type."""
+    return shape.activation_bytes if name == "auto" else type_bytes("model.kv_cache_dtype", name)
+
+
+def text_model(config: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """The language model of a config, and under which names it was found. Of what is around it only types, the name of
+    the family and tied embeddings are its own; the towers for pictures and sound are no part of a stage."""
+    found, place = dict(config), ""
+    for _ in range(4):  # thinker_config has a text_config of its own
+        inner_name = next((name for name in NESTED if isinstance(found.get(name), Mapping)), None)
+        if inner_name is None:
+            break
+        inner = dict(found[inner_name])
+        around = {field: found[field] for field in OUTER if found.get(field) is not None}
+        found = {**around, **inner}
+        if isinstance(around.get("tie_word_embeddings"), bool):
+            found["tie_word_embeddings"] = around["tie_word_embeddings"]  # the outer model ties
+        place = f"{place}.{inner_name}" if place else inner_name
+    return found, place
+
+
+def family_of(config: Mapping[str, Any]) -> tuple[str, Family]:
+    """Row of the table by ``model_type``, else by the name of the architecture; an unknown one has none."""
+    model_type = config.get("model_type")
+    table = families()
+    if isinstance(model_type, str) and model_type in table:
+        return model_type, table[model_type]
+    names = config.get("architectures")
+    for name in names if isinstance(names, list) else ():
+        plain = str(name).removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration").lower()
+        found = next((key for key in table if key.replace("_", "") == plain), None)
+        if found is not None and not isinstance(model_type, str):
+            return found, table[found]
+    return str(model_type or ""), UNKNOWN
+
+
 def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     """Shape from the fields of a config.json. ``name`` is used in messages. Raises ScenarioError."""
-    num_layers = _positive(config, name, "num_hidden_layers")
-    if num_layers > MAX_LAYERS:
-        raise ScenarioError(f"{name}: num_hidden_layers", f"must be at most {MAX_LAYERS}, got {num_layers}")
-    moe, widths = _moe(config, name), _widths(config, name)
+    text, place = text_model(config)
+    model_type, family = family_of(text)
+    for whole_type, whole in (family_of(config), (model_type, family)):
+        if whole.refuse:
+            raise ScenarioError(f"{name}: model_type", f"{whole_type!r} cannot be read: {whole.refuse}")
+    if text.get("add_cross_attention"):
+        raise ScenarioError(f"{name}: add_cross_attention", "the decoder of an encoder-decoder cannot be read")
+    names = {ours: theirs for ours, theirs in family.names.items() if theirs in text}
+    renamed = {**text, **{ours: text[theirs] for ours, theirs in names.items()}}
+    usual = class_defaults().get(model_type, {}) if place else {}
+    usual |= {ours: usual[theirs] for ours, theirs in family.names.items() if theirs in usual}
+    f = Fields(renamed, name, family.defaults, usual)
+    f.used.update(names.values())
+    num_layers = num_layers_of(f)
+    plain = type_bytes(f"{name}: torch_dtype", str(f.get("torch_dtype") or "bfloat16"))
+    layers = layers_of(f, family, num_layers)
+    around = model_names(f, num_layers)
+
+    def lookup(field: str) -> Any:
+        return around[field] if field in around else number(f, field)
+
+    widths = widths_of(f, plain, num_layers)
+    tie = f.flag("tie_word_embeddings", family.tie)
+    final = family.final_norm * around["hidden"] * (2 if flag_of(f, family.norm_bias) else 1)
+    front = evaluate(family.front, lookup)
+    vectors = final + evaluate(family.model, lookup)
     return ModelShape(
         name=name,
-        hidden_size=_positive(config, name, "hidden_size"),
-        vocab_size=_positive(config, name, "vocab_size"),
-        intermediate_size=_positive(config, name, "intermediate_size") if _has_dense_mlp(config, moe) else 0,
-        attention=_attention(config, name),
-        moe=moe,
-        moe_layers=_moe_layers(config, name, num_layers) if moe else (False,) * num_layers,
-        tie_word_embeddings=bool(config.get("tie_word_embeddings", False)),
-        weight_bytes=widths[0],
-        math_bytes=widths[1],
+        hidden_size=around["hidden"],
+        vocab_size=around["vocab"],
+        layers=layers,
+        tie_word_embeddings=tie,
+        weight_bytes=widths.weight,
+        math_bytes=widths.operand,
+        mixer_bytes=widths.mixer,
+        dense_bytes=widths.dense,
+        front_params=front,
+        vectors=vectors,
+        has_window_pool=family.window_pool,
+        notes=(*notes_of(f, config, text, place, model_type, family), *widths.notes),
     )
 
 
-def _attention(config: Mapping[str, Any], name: str) -> GroupedQuery | Latent:
-    num_heads = _positive(config, name, "num_attention_heads")
-    if config.get("kv_lora_rank"):
-        return Latent(
-            num_heads=num_heads,
-            q_lora_rank=_positive(config, name, "q_lora_rank") if config.get("q_lora_rank") else 0,
-            kv_lora_rank=_positive(config, name, "kv_lora_rank"),
-            qk_nope_head_dim=_positive(config, name, "qk_nope_head_dim"),
-            qk_rope_head_dim=_positive(config, name, "qk_rope_head_dim"),
-            v_head_dim=_positive(config, name, "v_head_dim"),
-        )
-    kv_heads = _positive(config, name, "num_key_value_heads") if "num_key_value_heads" in config else num_heads
-    if num_heads % kv_heads:
-        raise ScenarioError(
-            f"{name}: num_key_value_heads", f"{kv_heads} does not divide num_attention_heads {num_heads}"
-        )
-    hidden = _positive(config, name, "hidden_size")
-    if config.get("head_dim") is None and hidden % num_heads:
-        raise ScenarioError(f"{name}: head_dim", f"is needed: {num_heads} heads do not divide hidden_size {hidden}")
-    head_dim = _positive(config, name, "head_dim") if config.get("head_dim") is not None else hidden // num_heads
-    return GroupedQuery(num_heads, kv_heads, head_dim)
+def num_layers_of(f: Fields) -> int:
+    """Layers of the decoder. A list of blocks says it where the number is left out."""
+    listed = f.get("layers_block_type")
+    if f.spelled("num_hidden_layers") is None and isinstance(listed, list) and listed:
+        return len(listed)
+    num_layers = f.positive("num_hidden_layers")
+    if num_layers > MAX_LAYERS:
+        raise ScenarioError(f"{f.name}: num_hidden_layers", f"must be at most {MAX_LAYERS}, got {num_layers}")
+    return num_layers
 
 
-def _moe(config: Mapping[str, Any], name: str) -> Moe | None:
-    fields = ("num_experts", "n_routed_experts", "num_local_experts")
-    field = next((f for f in fields if config.get(f)), None)
-    if field is None:
-        return None
-    size = "moe_intermediate_size" if "moe_intermediate_size" in config else "intermediate_size"
-    moe = Moe(
-        num_experts=_positive(config, name, field),
-        num_shared_experts=_count(config, name, "n_shared_experts", 0),
-        top_k=_positive(config, name, "num_experts_per_tok"),
-        intermediate_size=_positive(config, name, size),
-    )
-    if moe.top_k > moe.num_experts:
-        raise ScenarioError(f"{name}: num_experts_per_tok", f"{moe.top_k} of {moe.num_experts} experts")
-    return moe
-
-
-def _moe_layers(config: Mapping[str, Any], name: str, num_layers: int) -> tuple[bool, ...]:
-    """Which layers have experts, in the words of DeepSeek (first_k_dense_replace) and Qwen (mlp_only_layers)."""
-    first = _count(config, name, "first_k_dense_replace", 0)
-    step = _count(config, name, "moe_layer_freq" if config.get("moe_layer_freq") else "decoder_sparse_step", 1)
-    dense = config.get("mlp_only_layers") or []
-    if not isinstance(dense, list):
-        raise ScenarioError(f"{name}: mlp_only_layers", f"must be a list of layers, got {dense!r}")
-    if first >= num_layers:
-        raise ScenarioError(f"{name}: first_k_dense_replace", f"{first} leaves no expert layer of {num_layers}")
-    offset = 0 if "moe_layer_freq" in config else 1  # DeepSeek counts from layer 0, Qwen from 1
-    return tuple(i >= first and i not in dense and (i + offset) % step == 0 for i in range(num_layers))
-
-
-def _has_dense_mlp(config: Mapping[str, Any], moe: Moe | None) -> bool:
-    return moe is None or "intermediate_size" in config
-
-
-def _widths(config: Mapping[str, Any], name: str) -> tuple[float, float | None]:
-    """Bytes of a stored weight, and of the operand that it is multiplied as where that is wider."""
-    quantization, plain = config.get("quantization_config"), _torch_bytes(config, name)
-    if not isinstance(quantization, dict):
-        return plain, None
-    method = str(quantization.get("quant_method", "fp8")).lower()
-    if "fp4" in str(quantization.get("quant_algo", "")).lower():
-        method = "nvfp4"
-    if method not in QUANT_BYTES:
-        raise ScenarioError(
-            f"{name}: quantization_config.quant_method",
-            f"unknown method {method!r}",
-            f"known: {', '.join(sorted(QUANT_BYTES))}",
-        )
-    groups = quantization.get("config_groups")  # compressed-tensors says it there
-    group = next(iter(groups.values()), None) if isinstance(groups, dict) else None
-    weights = group.get("weights") if isinstance(group, dict) else None
-    told = weights if isinstance(weights, dict) else quantization
-    field = "num_bits" if told is weights else "bits"
-    stored = _count(told, f"{name}: quantization_config", field, int(8 * QUANT_BYTES[method])) / 8
-    only_stored = method in STORED_ONLY or (
-        told is weights and isinstance(group, dict) and not group.get("input_activations")
-    )
-    return stored, plain if only_stored else None
-
-
-def _torch_bytes(config: Mapping[str, Any], name: str) -> float:
-    return type_bytes(f"{name}: torch_dtype", str(config.get("torch_dtype") or config.get("dtype") or "bfloat16"))
-
-
-def _count(config: Mapping[str, Any], name: str, field: str, default: int) -> int:
-    """A field that may be absent, null or 0, all of which mean the default."""
-    return _positive(config, name, field) if config.get(field) else default
-
-
-def _positive(config: Mapping[str, Any], name: str, field: str) -> int:
-    value = config.get(field)
-    if value is None:
-        raise ScenarioError(f"{name}: {field}", "is missing", "the cost of a forward pass cannot be told without it")
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ScenarioError(f"{name}: {field}", f"must be a positive integer, got {str(value)[:60]!r}")
-    if value > MAX_SIZE:
-        raise ScenarioError(f"{name}: {field}", f"must be at most {MAX_SIZE}, got {str(value)[:30]}")
-    return value
+def notes_of(
+    f: Fields, config: Mapping[str, Any], text: Mapping[str, Any], place: str, model_type: str, family: Family
+) -> tuple[str, ...]:
+    """What was assumed and what was not read, as sentences."""
+    found = []
+    if not family.known:
+        known_as = f"model_type {model_type!r}" if model_type else "the config, which has no model_type,"
+        found.append(f"{known_as} is not known: its layers are read from the fields alone, without norms and biases")
+        if f.spelled("tie_word_embeddings") is None:
+            found.append("tie_word_embeddings is not said: a head of its own is assumed")
+    mtp = next((n for n in ("num_nextn_predict_layers", "num_mtp_layers") if f.get(n)), None)
+    if mtp is not None:
+        found.append(f"{mtp} {f.get(mtp)}: these layers serve only to speculate and are not counted")
+    towers = sorted(k for k in config if k.endswith("_config") and k not in (*NESTED, "quantization_config") and place)
+    if towers:
+        found.append(f"only {place} is read, not {', '.join(towers)}")
+    if f.taken:
+        said = ", ".join(f"{name} {value}" for name, value in sorted(f.taken.items()))
+        found.append(f"{place} leaves out what {model_type}'s own class has by default: {said}")
+    for name, others in SAID_BY.items():
+        if any(f.get(other) for other in others):
+            f.used.add(name)
+    unread = sorted(field for field in f.unread() if field not in HARMLESS and not field.startswith("_"))
+    if unread:
+        found.append(f"fields that are not read: {', '.join(unread)}")
+    return tuple(found)

@@ -7,7 +7,8 @@
     given    by hand
 
 Each is judged by both: the tokens that the pipeline holds and which stage limits them, and the time to the first token
-of a prompt in fixed chunks, in SGLang's own loop.
+of a prompt in fixed chunks, in SGLang's own loop. Layers need not be alike: ``layer_kinds`` has what one of each kind
+weighs, keeps and takes.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from ppsim.errors import ScenarioError
 
 ASSUMED_EFFICIENCY = 0.57
 NS_PER_S = 1e9
+NS_PER_MS = 1e6
 MIDDLE = 16  # the chunk that stands for a prompt is a sixteenth of it, in its middle
 
 
@@ -45,6 +47,7 @@ class LayerQuestion:
     mem_fraction: float = 0.85
     efficiency: float | None = None
     tp_gb_per_s: float | None = None
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         for name, least in (("pp_size", 1), ("tp_size", 1), ("prompt", 1), ("chunk", 1)):
@@ -52,6 +55,9 @@ class LayerQuestion:
                 raise ScenarioError(f"layers.{name}", f"must be at least {least}, got {getattr(self, name)}")
         if not 0.0 < self.mem_fraction <= 1.0:
             raise ScenarioError("gpu.mem_fraction_static", f"must be in (0, 1], got {self.mem_fraction:g}")
+
+    def shape(self) -> ModelShape:
+        return load_model(self.model, kv_dtype=self.kv_cache_dtype)
 
     def rates(self) -> Rates:
         gpu = load_gpu(self.gpu)
@@ -78,6 +84,8 @@ class LayerRow:
                 "num_layers": s.num_layers,
                 "weights_gb": s.weight_bytes / GB,
                 "free_gb": s.free_bytes / GB,
+                "state_bytes": s.state_bytes,
+                "num_states": s.num_slots,
                 "num_tokens": s.num_tokens,
                 "chunk_s": chunk_s,
             }
@@ -96,7 +104,7 @@ class LayerRow:
 
 def layer_report(q: LayerQuestion) -> list[LayerRow]:
     """All ways. Raises ScenarioError for what cannot be."""
-    shape, gpu = load_model(q.model), load_gpu(q.gpu)
+    shape, gpu = q.shape(), load_gpu(q.gpu)
     if q.pp_size > shape.num_layers:
         raise ScenarioError("cluster.pp_size", f"{q.pp_size} stages cannot be cut from {shape.num_layers} layers")
     ways = {"even": even_partition(shape.num_layers, q.pp_size)}
@@ -141,6 +149,40 @@ def row_of(how: str, layers: tuple[int, ...], q: LayerQuestion, shape: ModelShap
         float(slot_loop(times)[-1]) / NS_PER_S,
         why_not,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class KindRow:
+    """One layer of a kind: parameters and those that a token uses, bytes a token leaves in the cache and bytes of a
+    request's state before tensor parallelism cuts them, milliseconds of the middle chunk and of one decode token after
+    the prompt on the GPUs of the question."""
+
+    kind: str
+    num_layers: int
+    params: int
+    active_params: int
+    kv_bytes_per_token: float
+    state_bytes: float
+    prefill_ms: float
+    decode_ms: float
+
+
+def layer_kinds(q: LayerQuestion) -> list[KindRow]:
+    """A row for each kind of layer, in order of appearance."""
+    shape, gpu = q.shape(), load_gpu(q.gpu)
+    first: dict[str, int] = {}
+    for i, layer in enumerate(shape.layers):
+        first.setdefault(layer.kind, i)
+    rows = []
+    for kind, count in shape.kinds().items():
+        at = first[kind]
+        pair = replace(shape, layers=(shape.layers[at],) * 2)  # of two stages the first has no head
+        cost = RooflineCost(pair, gpu, q.tp_size, (1, 1), q.rates())
+        prefill, decode = (cost.batch_ns(0, 0, [w]) / NS_PER_MS for w in (middle_chunk(q.prompt), (q.prompt, 1, True)))
+        kv, state = shape.layer_kv_bytes(at), shape.layer_state_bytes(at)
+        row = KindRow(kind, count, shape.layer_params(at), shape.layer_active_params(at), kv, state, prefill, decode)
+        rows.append(row)
+    return rows
 
 
 def middle_chunk(prompt: int) -> tuple[int, int, bool]:

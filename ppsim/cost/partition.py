@@ -76,21 +76,24 @@ def partition_by_cost(
 def partition_by_memory(
     memory: float,
     layer_weights: Sequence[float],
-    kv_per_token_per_layer: float,
+    kv_per_token: float | Sequence[float],
     pp_size: int,
     first_extra: float = 0.0,
     last_extra: float = 0.0,
 ) -> tuple[int, ...]:
     """Contiguous split whose smallest stage holds most KV tokens; of those the most even one. One unit throughout.
 
-    ``memory`` is what a stage may use, weights and cache together. Raises ScenarioError if the model does not fit.
+    ``memory`` is what a stage may use, weights and cache together; ``kv_per_token`` is the same for all layers, or each
+    its own, 0 for one without a cache. Raises ScenarioError if the model does not fit.
     """
     num_layers = len(layer_weights)
     weights = _stage_sums(layer_weights, pp_size, first_extra, last_extra)
-    room, kv = Fraction(memory), Fraction(kv_per_token_per_layer)
+    room = Fraction(memory)
+    each = [kv_per_token] * num_layers if isinstance(kv_per_token, int | float) else list(kv_per_token)
+    caches = _stage_sums(each, pp_size, 0.0, 0.0)
 
     def holds(num_tokens: int) -> Fits:
-        return lambda s, i, j: weights(s, i, j) + num_tokens * kv * (j - i) <= room
+        return lambda s, i, j: weights(s, i, j) + num_tokens * caches(s, i, j) <= room
 
     if not _greedy_fits(num_layers, pp_size, holds(0)):
         need = float(sum(map(Fraction, layer_weights)) + Fraction(first_extra) + Fraction(last_extra))
@@ -99,11 +102,27 @@ def partition_by_memory(
             f"weights of {need:g} fit in no way into {pp_size} stages of {memory:g}",
             "more stages or tp",
         )
-    low, high = 0, int(room / kv) + 1
+    dearest = max(map(Fraction, each), default=Fraction(0))
+    low, high = 0, int(room / dearest) + 1 if dearest else 1
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _greedy_fits(num_layers, pp_size, holds(middle)) else (low, middle)
     return _most_even(num_layers, pp_size, holds(low), lambda s, i, j: Fraction(j - i))
+
+
+def partition_by_tokens(num_layers: int, pp_size: int, tokens: Callable[[int, int, int], int]) -> tuple[int, ...]:
+    """Likewise, where ``tokens`` says how many a stage with the layers [start, stop) holds: fewer with each layer more.
+
+    Raises ScenarioError if every split has a stage that holds none.
+    """
+    low, high = 0, max(tokens(s, i, i + 1) for s in range(pp_size) for i in range(num_layers)) + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        fits = _greedy_fits(num_layers, pp_size, lambda s, i, j: tokens(s, i, j) >= middle)  # noqa: B023
+        low, high = (middle, high) if fits else (low, middle)
+    if low == 0:
+        raise ScenarioError("gpu.memory_gb", f"no split into {pp_size} stages leaves room for a token on each")
+    return _most_even(num_layers, pp_size, lambda s, i, j: tokens(s, i, j) >= low, lambda s, i, j: Fraction(j - i))
 
 
 Fits = Callable[[int, int, int], bool]

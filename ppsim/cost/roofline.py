@@ -2,14 +2,17 @@
 
     time = max(arithmetic + expansion, memory) + all-reduce
 
-    arithmetic   linear layers at the rate of the weights' type, attention at the rate of the cache's type; causal, so
-                 (2 L x + x^2) / 2 pairs; all divided by tp and by ONE efficiency constant
+    arithmetic   linear layers at the rate of the weights' type, attention at the rate of the cache's type, layer by
+                 layer: pairs within the reach of a query (``attention.Reach``: (2 L x + x^2) / 2 where it sees all,
+                 about x w in a window of w), an indexer's over all tokens, a state's FLOPs a token whatever the prefix
+                 (``state``, at the rate of BF16); all divided by tp and by ONE efficiency constant
     tiles        expert matrices are multiplied in tiles of rows; half a tile of each hit expert is padding, in every
                  chunk: this is the constant c of a mixture-of-experts model
     expansion    MLA makes the keys and values of the prefix again in each chunk (gamma L): arithmetic at the rate of
                  the cache's type, and the copies written and read through memory
-    memory       weights of the hit experts and the rest once, the cache of the prefix once
-    all-reduce   two a layer over a ring, factor 2(tp-1)/tp, not overlapped
+    memory       weights of the hit experts and the rest once, the cache of the prefix within reach once, the state of
+                 each request read and written
+    all-reduce   one a block of a layer over a ring (two a layer in most models), factor 2(tp-1)/tp, not overlapped
 
 What is not fitted comes from a source named at the constant. Only ``efficiency`` is fitted (one measurement, validated
 on others: numbers.md E, ``ppsim.cost.published``); it is a property of a GPU type and its kernels: about 0.90 on H20,
@@ -18,13 +21,16 @@ about 0.57 for attention on H200 (numbers.md C). Do not carry it from one GPU to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
+from ppsim.cost.attention import Reach, Scan
 from ppsim.cost.coefficients import Coefficients
 from ppsim.cost.collectives import all_reduce_factor
 from ppsim.cost.gpu import Gpu
-from ppsim.cost.model import BF16_BYTES, ModelShape
+from ppsim.cost.model import BF16_BYTES, Attention, FeedForward, ModelShape
 from ppsim.cost.partition import check_partition
 from ppsim.cost.stage import Work
 from ppsim.errors import ScenarioError
@@ -67,14 +73,22 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class StageShape:
-    """What a stage's layers add up to; whole layers, before tensor parallelism cuts them."""
+    """What a stage's layers add up to; whole layers, before tensor parallelism cuts them. Layers that are alike are
+    counted: ``attentions`` and ``experts`` are pairs of one and how many layers have it."""
 
     num_layers: int
-    num_moe_layers: int
+    num_blocks: int  # each ends in an all-reduce
     active_params: int
     fixed_bytes: float  # weights read by every batch
-    expert_bytes: float  # of one expert, in all expert layers of the stage
+    attentions: tuple[tuple[Attention, int], ...]
+    experts: tuple[tuple[FeedForward, int], ...]
+    state_flops: int  # of a token
+    state_bytes: float  # of a request
     head_params: int  # on the last stage only
+
+    @property
+    def num_moe_layers(self) -> int:
+        return sum(n for _, n in self.experts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,28 +153,41 @@ class RooflineCost:
 
     def breakdown(self, stage: int, work: Sequence[Work]) -> Breakdown:
         """Seconds of one forward pass, by cause."""
-        attention = self.shape.attention
-        num_tokens = 0
-        prefill_pairs = decode_pairs = 0.0
-        expanded = kv_read = 0
+        num_tokens = expanded = 0
         for prefix_len, new_tokens, is_decode in work:
             num_tokens += new_tokens
-            pairs = (2.0 * prefix_len * new_tokens + new_tokens * new_tokens) / 2.0
-            kv_read += prefix_len
-            if is_decode:
-                decode_pairs += pairs
-            else:
-                prefill_pairs += pairs
-                expanded += prefix_len
+            expanded += 0 if is_decode else prefix_len
         at = self.stages[stage]
-        attention_flops = prefill_pairs * attention.pair_flops + decode_pairs * attention.decode_pair_flops
+        pairs = {reach: self._pairs(reach, work) for reach in self.reaches}
+        attention_s = 0.0
+        for attention, count in at.attentions:
+            for scan in attention.scans:
+                prefill, decode, _ = pairs[scan.reach]
+                flops = prefill * scan.pair_flops + decode * scan.decode_pair_flops
+                attention_s += flops * count / self._rate(self.shape.kv_bytes)
+        if at.state_flops:
+            attention_s += float(at.state_flops) * num_tokens / self._rate(BF16_BYTES)
+        read = {reach: found[2] for reach, found in pairs.items()}
         return Breakdown(
             linear_s=self._linear_s(at, num_tokens, len(work)),
-            attention_s=attention_flops * at.num_layers / self._rate(self.shape.kv_bytes),
-            expand_s=self.expand_s_per_token * at.num_layers * expanded,
-            memory_s=self._memory_s(at, num_tokens, kv_read),
-            comm_s=self.comm_s_per_token * at.num_layers * num_tokens,
+            attention_s=attention_s,
+            expand_s=self.expand_s_per_token(at) * expanded,
+            memory_s=self._memory_s(at, num_tokens, len(work), read),
+            comm_s=self.comm_s_per_token * at.num_blocks * num_tokens,
         )
+
+    def _pairs(self, reach: Reach, work: Sequence[Work]) -> tuple[float, float, int]:
+        """Pairs of prefill, pairs of decode, and tokens of the prefixes that are read, of one reach."""
+        prefill = decode = 0.0
+        read = 0
+        for prefix_len, new_tokens, is_decode in work:
+            seen = reach.pairs(prefix_len, new_tokens)
+            read += reach.read(prefix_len, new_tokens)
+            if is_decode:
+                decode += seen
+            else:
+                prefill += seen
+        return prefill, decode, read
 
     def _rate(self, element_bytes: float) -> float:
         """FLOP/s of a tensor-parallel group."""
@@ -173,48 +200,79 @@ class RooflineCost:
 
     def _linear_s(self, at: StageShape, num_tokens: int, num_rows: int) -> float:
         params = float(at.active_params) * num_tokens
-        if self.shape.moe is not None:
-            padding = self.shape.moe.hit_experts(num_tokens) * self.rates.moe_tile_rows / 2.0
-            params += padding * self.shape.expert_params * at.num_moe_layers
+        for block, count in at.experts:
+            padding = block.hit_experts(num_tokens) * self.rates.moe_tile_rows / 2.0
+            params += padding * block.expert_params * count
         head = 2.0 * at.head_params * num_rows / self._rate(BF16_BYTES)
         return 2.0 * params / self._rate(self.shape.operand_bytes) + head
 
-    def _memory_s(self, at: StageShape, num_tokens: int, kv_read: int) -> float:
+    def _memory_s(self, at: StageShape, num_tokens: int, num_rows: int, read: Mapping[Reach, int]) -> float:
         weights = at.fixed_bytes + at.head_params * BF16_BYTES
-        if self.shape.moe is not None:
-            weights += at.expert_bytes * self.shape.moe.hit_experts(num_tokens)
-        kv = self.shape.kv_bytes_per_token_per_layer * at.num_layers * kv_read
-        shards = self.shape.attention.kv_shards(self.tp_size)
-        return weights / self.tp_size / self._hbm + kv / shards / self._hbm
+        for block, count in at.experts:
+            weights += self.expert_bytes(block, count) * block.hit_experts(num_tokens)
+        seconds = weights / self.tp_size / self._hbm
+        for attention, count in at.attentions:
+            shards = attention.kv_shards(self.tp_size)
+            for scan in attention.scans:
+                seconds += self.scan_bytes(scan) * count * read[scan.reach] / shards / self._hbm
+        return seconds + 2.0 * at.state_bytes * num_rows / self.tp_size / self._hbm
 
-    @property
-    def expand_s_per_token(self) -> float:
-        """Seconds per layer and prefix token of making MLA's keys and values again; 0 without latents."""
-        attention = self.shape.attention
-        at = self.shape.kv_bytes if self.rates.expand_at == "kv" else self.shape.operand_bytes
-        moved = self.rates.expand_passes * attention.expand_elements_per_token * self.shape.activation_bytes
-        return attention.expand_flops_per_token / self._rate(at) + moved / self.tp_size / self._hbm
+    def expert_bytes(self, block: FeedForward, count: int) -> float:
+        """Bytes of one expert in so many layers."""
+        return block.expert_params * self.shape.weight_bytes * count
+
+    def scan_bytes(self, scan: Scan) -> float:
+        """Bytes of a key that a scan reads, in one layer."""
+        return scan.elements * self.shape.kv_bytes
+
+    @cached_property
+    def reaches(self) -> tuple[Reach, ...]:
+        """How far the queries of any layer look back, each once."""
+        found = (scan.reach for at in self.stages for attention, _ in at.attentions for scan in attention.scans)
+        return tuple(dict.fromkeys(found))
+
+    def expand_s_per_token(self, at: StageShape) -> float:
+        """Seconds per prefix token of making MLA's keys and values of a stage again; 0 without latents."""
+        width = self.shape.kv_bytes if self.rates.expand_at == "kv" else self.shape.operand_bytes
+        seconds = 0.0
+        for attention, count in at.attentions:
+            moved = self.rates.expand_passes * attention.expand_elements_per_token * self.shape.activation_bytes
+            one = attention.expand_flops_per_token / self._rate(width) + moved / self.tp_size / self._hbm
+            seconds += one * count
+        return seconds
 
     @property
     def comm_s_per_token(self) -> float:
-        """Seconds per layer and token of the two all-reduces."""
-        sent = 2.0 * all_reduce_factor(self.tp_size) * self.shape.hidden_size * self.shape.activation_bytes
+        """Seconds per block and token of its all-reduce."""
+        sent = all_reduce_factor(self.tp_size) * self.shape.hidden_size * self.shape.activation_bytes
         return sent / self.ring_bytes_per_s
 
     def coefficients(self) -> Coefficients:
-        """c, gamma, b, a and floor of the whole model for chunks large enough to hit every expert."""
+        """c, gamma, b, a and floor of the whole model for chunks large enough to hit every expert.
+
+        Five numbers know no window: layers that look back no further than one are charged as if it were full, which is
+        where a chunk after a long prefix is; their pairs are linear in x and go into b, as do those of a state.
+        """
         whole = stage_shape(self.shape, 0, self.shape.num_layers, is_last=True)
-        moe, layers = self.shape.moe, whole.num_layers
-        experts = moe.num_experts if moe else 0
-        padding = experts * self.rates.moe_tile_rows / 2.0 * self.shape.expert_params * whole.num_moe_layers
-        weight_rate = self._rate(self.shape.operand_bytes)
-        head_s = 2.0 * whole.head_params / self._rate(BF16_BYTES)
-        weights = whole.fixed_bytes + whole.head_params * BF16_BYTES + whole.expert_bytes * experts
-        pair_s = self.shape.attention.pair_flops * layers / self._rate(self.shape.kv_bytes)
+        weight_rate, kv_rate = self._rate(self.shape.operand_bytes), self._rate(self.shape.kv_bytes)
+        padding = pair_s = 0.0
+        linear_s = float(whole.state_flops) / self._rate(BF16_BYTES)
+        weights = whole.fixed_bytes + whole.head_params * BF16_BYTES
+        for block, count in whole.experts:
+            padding += block.num_experts * self.rates.moe_tile_rows / 2.0 * block.expert_params * count
+            weights += self.expert_bytes(block, count) * block.num_experts
+        for attention, count in whole.attentions:
+            for scan in attention.scans:
+                if scan.reach.kind == "full":
+                    pair_s += scan.pair_flops * count / kv_rate
+                else:
+                    mean = scan.reach.size / (2.0 if scan.reach.kind == "chunk" else 1.0)
+                    linear_s += mean * scan.pair_flops * count / kv_rate
+        b_s = 2.0 * whole.active_params / weight_rate + self.comm_s_per_token * whole.num_blocks + linear_s
         return Coefficients(
-            c_ms=(2.0 * padding / weight_rate + head_s) * MS_PER_S,
-            gamma_ms=self.expand_s_per_token * layers * MS_PER_S,
-            b_ms=(2.0 * whole.active_params / weight_rate + self.comm_s_per_token * layers) * MS_PER_S,
+            c_ms=(2.0 * padding / weight_rate + 2.0 * whole.head_params / self._rate(BF16_BYTES)) * MS_PER_S,
+            gamma_ms=self.expand_s_per_token(whole) * MS_PER_S,
+            b_ms=b_s * MS_PER_S,
             a_ms=pair_s / 2.0 * MS_PER_S,
             floor_ms=weights / self.tp_size / self._hbm * MS_PER_S,
             source=f"roofline: {self.shape.name} on {self.gpu.name}, tp {self.tp_size}, "
@@ -228,15 +286,18 @@ class RooflineCost:
 
 def stage_shape(shape: ModelShape, first: int, num_layers: int, is_last: bool) -> StageShape:
     """Sums over layers [first, first + num_layers)."""
-    layers = range(first, first + num_layers)
-    num_moe = sum(shape.moe_layers[i] for i in layers) if shape.moe else 0
-    routed = shape.moe.num_experts if shape.moe else 0
-    expert_bytes = shape.expert_params * shape.weight_bytes * num_moe
+    numbers = range(first, first + num_layers)
+    layers = shape.layers[first : first + num_layers]
+    experts = Counter(block for at in layers if (block := at.feed_forward) is not None and block.num_experts)
+    routed = sum(block.num_experts * (block.expert_params * shape.weight_bytes * n) for block, n in experts.items())
     return StageShape(
         num_layers=num_layers,
-        num_moe_layers=num_moe,
-        active_params=sum(shape.layer_active_params(i) for i in layers),
-        fixed_bytes=sum(shape.layer_weight_bytes(i) for i in layers) - routed * expert_bytes,
-        expert_bytes=expert_bytes,
+        num_blocks=sum(at.num_blocks for at in layers),
+        active_params=sum(shape.layer_active_params(i) for i in numbers),
+        fixed_bytes=sum(shape.layer_weight_bytes(i) for i in numbers) - routed,
+        attentions=tuple(Counter(mixer for at in layers for mixer in at.attentions).items()),
+        experts=tuple(experts.items()),
+        state_flops=sum(state.token_flops for at in layers for state in at.states),
+        state_bytes=sum((shape.layer_state_bytes(i) for i in numbers), 0.0),
         head_params=shape.embedding_params if is_last else 0,
     )

@@ -7,15 +7,16 @@ in whole nanoseconds. Equal to ``StageCost.batch_ns`` of each configuration; tha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from ppsim.cost.attention import Reach
 from ppsim.cost.context_parallel import ContextParallelCost
-from ppsim.cost.model import BF16_BYTES
-from ppsim.cost.roofline import NS_PER_S, RooflineCost
+from ppsim.cost.model import BF16_BYTES, FeedForward
+from ppsim.cost.roofline import NS_PER_S, RooflineCost, StageShape
 from ppsim.cost.stage import NS_PER_MS, QuadraticCost, StageCost
 from ppsim.errors import ScenarioError
 
@@ -94,14 +95,15 @@ def num_stages(cost: StageCost) -> int:
 
 # --- roofline --------------------------------------------------------------------------------------------------
 
-PER_CONFIG = ("weight_rate", "bf16_rate", "kv_rate", "hbm", "tp_size", "kv_shards", "expand_s", "comm_s")
-PER_STAGE = ("num_layers", "num_moe_layers", "active_params", "fixed_bytes", "expert_bytes", "head_params")
+PER_CONFIG = ("weight_rate", "bf16_rate", "kv_rate", "hbm", "tp_size", "comm_s")
+PER_STAGE = ("num_blocks", "active_params", "fixed_bytes", "head_params", "state_flops", "state_bytes")
 
 
 def roofline_terms(costs: Sequence[RooflineCost]) -> tuple[RooflineCost, dict[str, Floats]]:
     """What differs between configurations: rates as (configurations), sums over layers as (stages, configurations).
 
-    Model, GPU and constants are the same in all; the first cost stands for them.
+    Model, GPU and constants are the same in all; the first cost stands for them. ``pair_s.R`` and ``kv_s.R`` are the
+    seconds of a pair and of a token that is read within the R-th reach, ``experts.E`` the layers with the E-th block.
     """
     one = costs[0]
     rows = []
@@ -114,61 +116,114 @@ def roofline_terms(costs: Sequence[RooflineCost]) -> tuple[RooflineCost, dict[st
                 cost.gpu.flops(cost.shape.kv_bytes) * reached,
                 cost.gpu.hbm_gb_per_s * 1e9 * cost.rates.hbm_fraction,
                 float(cost.tp_size),
-                float(cost.shape.attention.kv_shards(cost.tp_size)),
-                cost.expand_s_per_token,
                 cost.comm_s_per_token,
             )
         )
     terms = dict(zip(PER_CONFIG, np.array(rows, dtype=np.float64).T))
     for name in PER_STAGE:
-        by_config = [[float(getattr(stage, name)) for stage in cost.stages] for cost in costs]
-        terms[name] = np.array(by_config, dtype=np.float64).T
+        terms[name] = by_stage(costs, lambda cost, at, name=name: float(getattr(at, name)))  # type: ignore[misc]
+    terms["expand_s"] = by_stage(costs, lambda cost, at: cost.expand_s_per_token(at))
+    for i, reach in enumerate(one.reaches):
+        terms[f"pair_s.{i}"] = by_stage(costs, lambda cost, at, reach=reach: pair_s(cost, at, reach))  # type: ignore[misc]
+        terms[f"kv_s.{i}"] = by_stage(costs, lambda cost, at, reach=reach: kv_s(cost, at, reach))  # type: ignore[misc]
+    for i, block in enumerate(expert_blocks(one)):
+        terms[f"experts.{i}"] = by_stage(costs, lambda cost, at, block=block: float(dict(at.experts).get(block, 0)))  # type: ignore[misc]
     return one, terms
 
 
-class RooflineArrays:
-    """``RooflineCost.breakdown`` on arrays. Features: tokens, pairs, prefix and rows of a rank, tokens of the stage."""
+def by_stage(costs: Sequence[RooflineCost], value: Callable[[RooflineCost, StageShape], float]) -> Floats:
+    """(stages, configurations) of a figure of a stage."""
+    return np.array([[value(cost, at) for at in cost.stages] for cost in costs], dtype=np.float64).T
 
-    num_features = 5
+
+def pair_s(cost: RooflineCost, at: StageShape, reach: Reach) -> float:
+    """Seconds of a pair of prefill in the layers of a stage that have this reach."""
+    rate = cost.gpu.flops(cost.shape.kv_bytes) * (cost.rates.efficiency * cost.tp_size)
+    found = (s.pair_flops * n / rate for attention, n in at.attentions for s in attention.scans if s.reach == reach)
+    return sum(found, 0.0)
+
+
+def kv_s(cost: RooflineCost, at: StageShape, reach: Reach) -> float:
+    """Seconds of reading a token of the cache in those layers."""
+    hbm = cost.gpu.hbm_gb_per_s * 1e9 * cost.rates.hbm_fraction
+    found = (
+        cost.scan_bytes(scan) * count / attention.kv_shards(cost.tp_size) / hbm
+        for attention, count in at.attentions
+        for scan in attention.scans
+        if scan.reach == reach
+    )
+    return sum(found, 0.0)
+
+
+def expert_blocks(cost: RooflineCost) -> list[FeedForward]:
+    """Blocks with experts in any stage, each once."""
+    return list(dict.fromkeys(block for at in cost.stages for block, _ in at.experts))
+
+
+class RooflineArrays:
+    """``RooflineCost.breakdown`` on arrays. Features: tokens and rows of a rank, its prefix, tokens of the stage, then
+    pairs and tokens read of each reach."""
 
     def __init__(self, one: RooflineCost, terms: dict[str, Floats], shards: Shards) -> None:
         self.one, self.terms, self.shards = one, terms, shards
-        shape, t = one.shape, terms
-        self.pair_s = shape.attention.pair_flops * t["num_layers"] / t["kv_rate"]
-        self.expand_s = t["expand_s"] * t["num_layers"]
-        self.comm_s = t["comm_s"] * t["num_layers"]
-        self.kv_s = shape.kv_bytes_per_token_per_layer * t["num_layers"] / t["kv_shards"] / t["hbm"]
+        t = terms
+        self.num_features = 4 + 2 * len(one.reaches)
+        self.comm_s = t["comm_s"] * t["num_blocks"]
         self.head_s = 2.0 * t["head_params"] / t["bf16_rate"]
-        self.token_s = 2.0 * t["active_params"] / t["weight_rate"]
-        weights = (t["fixed_bytes"] + t["head_params"] * BF16_BYTES) / t["tp_size"] / t["hbm"]
-        self.weights_s = weights
-        self.expert_s = t["expert_bytes"] / t["tp_size"] / t["hbm"]
-        padding = one.rates.moe_tile_rows / 2.0 * shape.expert_params * t["num_moe_layers"]
-        self.padding_s = 2.0 * padding / t["weight_rate"]
+        self.token_s = 2.0 * t["active_params"] / t["weight_rate"] + t["state_flops"] / t["bf16_rate"]
+        self.weights_s = (t["fixed_bytes"] + t["head_params"] * BF16_BYTES) / t["tp_size"] / t["hbm"]
+        self.state_s = 2.0 * t["state_bytes"] / t["tp_size"] / t["hbm"]
+        self.experts = expert_blocks(one)
 
     def piece(self, prefix_len: Floats, new_tokens: Floats, is_first: Bools) -> Floats:
         prefix, new = self.shards.cut(prefix_len, new_tokens)
         features = np.empty((self.num_features, *new.shape))
-        features[0] = new
-        features[1] = (2.0 * prefix * new + new * new) / 2.0
-        features[2], features[3], features[4] = prefix, 1.0, new_tokens
+        features[0], features[1], features[2], features[3] = new, 1.0, prefix, new_tokens
+        for i, reach in enumerate(self.one.reaches):
+            features[4 + 2 * i], features[5 + 2 * i] = reach_features(reach, prefix, new)
         return features
 
     def stage_ns(self, features: Floats) -> Floats:
-        tokens, pairs, prefix, rows, all_tokens = features
-        compute = self.token_s * tokens + self.pair_s * pairs + self.expand_s * prefix + self.head_s * rows
-        memory = self.weights_s + self.kv_s * prefix
-        moe = self.one.shape.moe
-        if moe is not None:
-            hit = moe.num_experts * (1.0 - (1.0 - moe.top_k / moe.num_experts) ** tokens)
-            compute += self.padding_s * hit
-            memory += self.expert_s * hit
+        tokens, rows, prefix, all_tokens = features[:4]
+        t = self.terms
+        compute = self.token_s * tokens + t["expand_s"] * prefix + self.head_s * rows
+        memory = self.weights_s + self.state_s * rows
+        for i in range(len(self.one.reaches)):
+            compute = compute + t[f"pair_s.{i}"] * features[4 + 2 * i]
+            memory = memory + t[f"kv_s.{i}"] * features[5 + 2 * i]
+        for i, block in enumerate(self.experts):
+            layers = t[f"experts.{i}"]
+            hit = block.num_experts * (1.0 - (1.0 - block.top_k / block.num_experts) ** tokens)
+            padding = self.one.rates.moe_tile_rows / 2.0 * block.expert_params * layers
+            compute = compute + 2.0 * padding / t["weight_rate"] * hit
+            memory = memory + self.one.expert_bytes(block, 1) * layers / t["tp_size"] / t["hbm"] * hit
         seconds = np.maximum(compute, memory) + self.comm_s * tokens
         return np.asarray(np.maximum(1.0, np.rint(seconds * NS_PER_S)) + self.shards.exchange(all_tokens))
 
     def take(self, index: npt.NDArray[np.int64]) -> RooflineArrays:
         terms = {name: values[..., index] for name, values in self.terms.items()}
         return RooflineArrays(self.one, terms, self.shards.take(index))
+
+
+def reach_features(reach: Reach, prefix: Floats, new: Floats) -> tuple[Floats, Floats]:
+    """``Reach.pairs`` and ``Reach.read`` on arrays."""
+    if reach.kind == "full":
+        return (2.0 * prefix * new + new * new) / 2.0, prefix
+    size = float(reach.size)
+    if reach.kind == "chunk":
+
+        def seen(position: Floats) -> Floats:
+            whole = np.floor(position / size)
+            return np.asarray((whole * size * size + (position - whole * size) ** 2) / 2.0)
+
+        return seen(prefix + new) - seen(prefix), prefix % size
+
+    def within(position: Floats) -> Floats:
+        near = np.minimum(position, size)
+        return np.asarray(near * position - near * near / 2.0)
+
+    read = np.minimum(prefix, size if reach.kind == "window" else size * new)
+    return within(prefix + new) - within(prefix), read
 
 
 # --- quadratic -------------------------------------------------------------------------------------------------

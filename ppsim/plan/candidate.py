@@ -11,7 +11,7 @@ from typing import Any
 
 from ppsim.cost.partition import even_partition
 from ppsim.plan.probe import Probe
-from ppsim.scenario.layers import model_shape, partition_of
+from ppsim.scenario.layers import partition_of
 from ppsim.scenario.tree import Disaggregation, Faults, Observations, Run, Scenario, Timeouts
 
 DEFAULT_FACTOR = 0.75  # SGLang's smooth factor where none is given
@@ -79,11 +79,6 @@ class Candidate:
     def but(self, **changes: Any) -> Candidate:
         """The same with some fields changed."""
         return replace(self, **changes)
-
-
-def num_layers(s: Scenario) -> int:
-    """Layers of the model that the cost is for."""
-    return model_shape(s).num_layers if s.cost.source == "roofline" else s.model.num_hidden_layers
 
 
 def given_candidate(s: Scenario) -> Candidate:

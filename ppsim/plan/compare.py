@@ -22,7 +22,7 @@ import numpy as np
 from ppsim.cost.config_json import load_model
 from ppsim.cost.context_parallel import NODE_GPUS, ContextParallelCost, exchange_ns
 from ppsim.cost.gpu import Gpu, load_gpu
-from ppsim.cost.memory import model_capacity
+from ppsim.cost.memory import model_capacity, stage_kv_bytes
 from ppsim.cost.model import ModelShape
 from ppsim.cost.partition import even_partition
 from ppsim.cost.roofline import Rates, RooflineCost
@@ -165,8 +165,7 @@ class Field:
         inner = RooflineCost(self.shape, self.gpu, split.tp_size, self.partition(split), rates)
         if split.cp_size == 1 or gb_per_s is None:
             return inner
-        shards = self.shape.attention.kv_shards(split.tp_size)
-        kv = [self.shape.kv_bytes_per_token_per_layer / shards * n for n in inner.partition]
+        kv = stage_kv_bytes(self.shape, inner.partition, split.tp_size)
         return ContextParallelCost(inner, split.cp_size, exchange_ns(kv, split.cp_size, gb_per_s))
 
     def best(self, split: Split, links: Sequence[float | None], num_prompts: int) -> list[tuple[Candidate, Figures]]:
@@ -292,7 +291,7 @@ def group_size(shape: ModelShape, q: Question) -> int:
         size = q.tp_size
     else:
         most = min(NODE_GPUS, q.num_gpus - 1) if q.num_gpus > NODE_GPUS else 1
-        heads = shape.attention.num_heads
+        heads = shape.num_heads
         size = max(n for n in range(1, max(most, 1) + 1) if heads % n == 0 and q.num_gpus % n == 0)
     if q.num_gpus % size or q.num_gpus == size:
         raise UsageError(

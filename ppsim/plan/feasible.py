@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppsim.cost.memory import GB, Capacity, best_partition, capacities, model_capacity
+from ppsim.cost.memory import GB, Capacity, best_partition, capacities
 from ppsim.cost.partition import check_partition, even_partition
 from ppsim.errors import ScenarioError
-from ppsim.plan.candidate import Candidate, Split, num_layers, with_candidate
-from ppsim.scenario.layers import model_shape
-from ppsim.scenario.rank import kv_bytes_per_token_and_layer, stage_weight_bytes
-from ppsim.scenario.stagecost import stage_cost, table_gpu
+from ppsim.plan.candidate import Candidate, Split, with_candidate
+from ppsim.scenario.gpu import memory_gb
+from ppsim.scenario.layers import known_shape, num_heads, num_layers
+from ppsim.scenario.rank import key_capacity, kv_bytes_per_token_and_layer, stage_weight_bytes, state_pool
+from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
 
 
@@ -68,12 +69,11 @@ def placed(s: Scenario, split: Split, partition: tuple[int, ...]) -> Scenario:
 
 
 def check_heads(s: Scenario, split: Split) -> None:
-    if s.cost.source == "roofline":
-        model_shape(s).check_tp(split.tp_size)
-    elif s.model.num_attention_heads % split.tp_size:
-        raise ScenarioError(
-            "cluster.tp_size", f"{split.tp_size} does not divide the {s.model.num_attention_heads} attention heads"
-        )
+    shape = known_shape(s)
+    if shape is not None:
+        shape.check_tp(split.tp_size)
+    elif num_heads(s) % split.tp_size:
+        raise ScenarioError("cluster.tp_size", f"{split.tp_size} does not divide the {num_heads(s)} attention heads")
 
 
 def check_free_lunch(s: Scenario, split: Split) -> None:
@@ -88,22 +88,25 @@ def check_free_lunch(s: Scenario, split: Split) -> None:
 
 def capacity_of(s: Scenario, split: Split, partition: tuple[int, ...]) -> Capacity:
     """Memory of one GPU of each stage."""
-    if s.cost.source == "roofline":
-        return model_capacity(model_shape(s), table_gpu(s), partition, split.tp_size, s.gpu.mem_fraction_static)
     here = placed(s, split, partition)
-    usable = s.gpu.memory_gb * s.gpu.mem_fraction_static * GB
+    found = key_capacity(here)
+    if found is not None:
+        return found
+    usable = memory_gb(s) * s.gpu.mem_fraction_static * GB
     weights = [float(stage_weight_bytes(here, stage) // split.tp_size) for stage in range(split.pp_size)]
     per_layer = kv_bytes_per_token_and_layer(s)
-    kv = [float(max(1, per_layer * n // split.tp_size)) for n in partition]
+    kv = [float(max(1, round(per_layer * n) // split.tp_size)) for n in partition]
     return capacities([usable] * split.pp_size, weights, kv, partition)
 
 
 def roomiest(s: Scenario, split: Split) -> tuple[int, ...] | None:
     """The layers whose smallest stage holds most tokens; None where there is no such split."""
-    if s.cost.source != "roofline":
+    shape = known_shape(s)
+    if shape is None:
         return None
+    room = memory_gb(s)
     try:
-        return best_partition(model_shape(s), table_gpu(s), split.pp_size, split.tp_size, s.gpu.mem_fraction_static)
+        return best_partition(shape, room, split.pp_size, split.tp_size, s.gpu.mem_fraction_static, pool=state_pool(s))
     except ScenarioError:
         return None
 

@@ -9,8 +9,9 @@ from ppsim.cost.partition import even_partition
 from ppsim.cost.sglang_chunks import ALIGN_TOKENS
 from ppsim.plan.candidate import Split
 from ppsim.plan.feasible import roomiest
+from ppsim.scenario.gpu import scenario_gpu
 from ppsim.scenario.layers import model_shape
-from ppsim.scenario.stagecost import roofline_cost, table_gpu
+from ppsim.scenario.stagecost import roofline_cost
 from ppsim.scenario.tree import Scenario
 
 SMALLEST_CHUNK = 2048  # where the published sweeps begin; a prompt too short for it gets sixteen chunks or fewer
@@ -71,4 +72,4 @@ def by_time(s: Scenario, split: Split, longest_prompt: int) -> tuple[int, ...] |
     if s.cost.source != "roofline":
         return None
     rates = roofline_cost(s).rates
-    return partition_by_time(model_shape(s), table_gpu(s), split.tp_size, rates, split.pp_size, longest_prompt)
+    return partition_by_time(model_shape(s), scenario_gpu(s), split.tp_size, rates, split.pp_size, longest_prompt)

@@ -6,7 +6,9 @@ A configuration that can never progress is refused here, at the start, and not p
 from __future__ import annotations
 
 from ppsim.errors import ScenarioError
+from ppsim.scenario.gpu import scenario_gpu
 from ppsim.scenario.hicache import check_hicache
+from ppsim.scenario.layers import known_shape, num_layers
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import MAX_RANKS, MAX_TOKENS, Scenario
 
@@ -23,10 +25,10 @@ def check_scenario(s: Scenario) -> None:
 
 def check_cluster(s: Scenario) -> None:
     c = s.cluster
-    if c.pp_size > s.model.num_hidden_layers and s.cost.source == "quadratic":
+    if s.cost.source == "quadratic" and c.pp_size > num_layers(s):
         raise ScenarioError(
             "cluster.pp_size",
-            f"{c.pp_size} stages, but the model has only {s.model.num_hidden_layers} layers",
+            f"{c.pp_size} stages, but the model has only {num_layers(s)} layers",
             "every stage needs at least one layer",
         )
     if c.pp_size * c.tp_replicas > MAX_RANKS:
@@ -75,21 +77,26 @@ def check_scheduler(s: Scenario) -> None:
 
 def check_model(s: Scenario) -> None:
     m = s.model
+    if s.gpu.key is not None:
+        scenario_gpu(s)  # raises for an unknown key
     if s.cost.source == "roofline":
-        for key, value in (("model.key", m.key), ("gpu.key", s.gpu.key)):
-            if value is None:
-                raise ScenarioError(key, "is not set", "cost.source 'roofline' needs model.key and gpu.key")
+        if m.key is None:
+            raise ScenarioError("model.key", "is not set", "cost.source 'roofline' needs model.key and gpu.key")
         stage_cost(s)  # raises for an unknown key, heads that tp_size does not divide, an impossible partition
         return
     partition = m.layer_partition
     if partition is not None:
         if len(partition) != s.cluster.pp_size:
             raise ScenarioError("model.layer_partition", f"has {len(partition)} entries for {s.cluster.pp_size} stages")
-        if sum(partition) != m.num_hidden_layers:
+        if sum(partition) != num_layers(s):
             raise ScenarioError(
                 "model.layer_partition",
-                f"sums to {sum(partition)}, but the model has {m.num_hidden_layers} layers",
+                f"sums to {sum(partition)}, but the model has {num_layers(s)} layers",
             )
+    shape = known_shape(s)
+    if shape is not None:
+        shape.check_tp(s.cluster.tp_size)
+        return
     if m.num_attention_heads % m.num_key_value_heads:
         raise ScenarioError(
             "model.num_key_value_heads",

@@ -1,32 +1,70 @@
-"""Which layers a stage owns, and of which model."""
+"""Which layers a stage owns, and of which model. ``model.key`` says it whatever the cost source, else the fields of
+``[model]`` do."""
 
 from __future__ import annotations
 
-from ppsim.cost.config_json import load_model
+from functools import lru_cache
+from pathlib import Path
+
+from ppsim.cost.config_json import load_model, type_bytes
 from ppsim.cost.model import ModelShape
 from ppsim.cost.partition import even_partition
 from ppsim.scenario.tree import Scenario
 
 
 def model_shape(s: Scenario) -> ModelShape:
-    """Shape of the model that ``model.key`` names; checked once, cached by key."""
-    return load_model(s.model.key or "")
+    """Shape of the model that ``model.key`` names, with the scenario's cache type. Raises ScenarioError."""
+    key = s.model.key or ""
+    return cached_shape(key, s.model.kv_cache_dtype, changed_at(Path(key)))
+
+
+def known_shape(s: Scenario) -> ModelShape | None:
+    """Likewise, or None where the scenario gives the model by its fields."""
+    return None if s.model.key is None else model_shape(s)
+
+
+@lru_cache(maxsize=64)  # a tuner asks for it thousands of times
+def cached_shape(key: str, kv_cache_dtype: str, changed_ns: int) -> ModelShape:
+    return load_model(key, kv_dtype=kv_cache_dtype)
+
+
+def changed_at(path: Path) -> int:
+    """When a config was last written, so that a changed one is read again; 0 for a known key."""
+    config = path / "config.json" if path.is_dir() else path
+    return config.stat().st_mtime_ns if config.is_file() else 0
+
+
+def num_layers(s: Scenario) -> int:
+    """Layers of the model, however it is given."""
+    shape = known_shape(s)
+    return s.model.num_hidden_layers if shape is None else shape.num_layers
+
+
+def num_heads(s: Scenario) -> int:
+    """Heads that can be cut over tensor-parallel ranks."""
+    shape = known_shape(s)
+    return s.model.num_attention_heads if shape is None else shape.num_heads
 
 
 def partition_of(s: Scenario) -> tuple[int, ...]:
     """Layers of each stage."""
     if s.model.layer_partition is not None:
         return s.model.layer_partition
-    if s.cost.source == "roofline":
-        return even_partition(model_shape(s).num_layers, s.cluster.pp_size)
-    if s.cluster.pp_size > s.model.num_hidden_layers:  # only the unit cost allows it: layers do not matter there
+    layers = num_layers(s)
+    if s.cluster.pp_size > layers and s.cost.source == "unit":  # layers do not matter there
         return (1,) * s.cluster.pp_size
-    return even_partition(s.model.num_hidden_layers, s.cluster.pp_size)
+    return even_partition(layers, s.cluster.pp_size)
 
 
 def hidden_bytes_per_token(s: Scenario) -> int:
     """Bytes of a token's hidden states between two stages."""
-    if s.cost.source == "roofline":
-        shape = model_shape(s)
+    shape = known_shape(s)
+    if shape is not None:
         return round(shape.hidden_size * shape.activation_bytes)
     return s.model.hidden_size * s.model.dtype_bytes
+
+
+def kv_element_bytes(s: Scenario) -> float:
+    """Bytes of an element of the cache of a model that is given by its fields."""
+    m = s.model
+    return float(m.dtype_bytes) if m.kv_cache_dtype == "auto" else type_bytes("model.kv_cache_dtype", m.kv_cache_dtype)

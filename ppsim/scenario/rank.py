@@ -5,11 +5,12 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ppsim.core.config import RankConfig
-from ppsim.cost.gpu import load_gpu
-from ppsim.cost.memory import model_capacity
+from ppsim.cost.memory import NO_LIMIT, SLOTS_PER_RUNNING, Capacity, StatePool, model_capacity
 from ppsim.errors import ScenarioError
 from ppsim.scenario.chunks import chunk_table, first_chunk
-from ppsim.scenario.layers import model_shape, partition_of
+from ppsim.scenario.gpu import memory_gb
+from ppsim.scenario.layers import known_shape, kv_element_bytes, partition_of
+from ppsim.scenario.stagecost import kv_bytes_per_token
 from ppsim.scenario.tree import Scenario, Scheduler
 
 INIT_NEW_TOKEN_RATIO = Fraction(7, 10)  # SGLANG_INIT_NEW_TOKEN_RATIO
@@ -22,6 +23,7 @@ GB = 10**9
 def rank_config(s: Scenario, pp_rank: int, tp_rank: int = 0) -> RankConfig:
     """Configuration of one rank."""
     c, k = s.scheduler, s.cluster
+    running = running_limit(s)
     init = min(INIT_NEW_TOKEN_RATIO * Fraction(str(c.schedule_conservativeness)), Fraction(1))
     return RankConfig(
         pp_rank=pp_rank,
@@ -38,8 +40,8 @@ def rank_config(s: Scenario, pp_rank: int, tp_rank: int = 0) -> RankConfig:
         prefill_decode_interval=c.prefill_decode_interval,
         max_consecutive_prefills=c.max_consecutive_prefills,
         max_consecutive_chunks=c.max_consecutive_chunks,
-        max_running_requests=c.max_running_requests,
-        max_micro_batch_size=c.pp_max_micro_batch_size or max(c.max_running_requests // k.pp_size, 1),
+        max_running_requests=running,
+        max_micro_batch_size=c.pp_max_micro_batch_size or max(running // k.pp_size, 1),
         page_size=c.page_size,
         enable_radix_cache=not c.disable_radix_cache and s.disaggregation.role != "decode",
         hicache_write_policy=s.hicache.write_policy if s.hicache.enabled else "",
@@ -96,16 +98,15 @@ def local_capacity_tokens(s: Scenario, pp_rank: int) -> int:
         return given[pp_rank]
     if given is not None:
         return given
-    if s.cost.source == "roofline":
-        capacity = model_capacity(
-            model_shape(s), load_gpu(s.gpu.key or ""), partition_of(s), s.cluster.tp_size, s.gpu.mem_fraction_static
-        )
+    capacity = key_capacity(s)
+    if capacity is not None:
         need = max(s.scheduler.chunked_prefill_size, s.scheduler.page_size)
-        return capacity.require(need).stages[pp_rank].num_tokens
-    budget = round(s.gpu.memory_gb * s.gpu.mem_fraction_static * GB)
+        tokens = capacity.require(need).stages[pp_rank].num_tokens
+        return tokens if tokens < NO_LIMIT else unlimited_tokens(s)
+    budget = round(memory_gb(s) * s.gpu.mem_fraction_static * GB)
     weights = stage_weight_bytes(s, pp_rank) // s.cluster.tp_size
     layers = partition_of(s)[pp_rank]
-    per_token = max(1, kv_bytes_per_token_and_layer(s) * layers // s.cluster.tp_size)
+    per_token = max(1, round(kv_bytes_per_token_and_layer(s) * layers) // s.cluster.tp_size)
     tokens = (budget - weights) // per_token
     need = max(s.scheduler.chunked_prefill_size, s.scheduler.page_size)
     if tokens < need:
@@ -134,6 +135,58 @@ def stage_weight_bytes(s: Scenario, pp_rank: int) -> int:
     return total * m.dtype_bytes
 
 
-def kv_bytes_per_token_and_layer(s: Scenario) -> int:
-    """Keys and values of one token in one layer."""
-    return 2 * s.model.num_key_value_heads * s.model.head_dim * s.model.dtype_bytes
+def kv_bytes_per_token_and_layer(s: Scenario) -> float:
+    """Keys and values of one token in one layer of a model that is given by its fields."""
+    return 2 * s.model.num_key_value_heads * s.model.head_dim * kv_element_bytes(s)
+
+
+def kv_bytes_of_tokens(s: Scenario, pp_rank: int, num_tokens: int) -> int:
+    """Keys and values of so many tokens in the layers of a stage, on one of its tensor-parallel ranks."""
+    if s.model.key is not None:
+        return int(num_tokens * kv_bytes_per_token(s)[pp_rank])
+    return int(num_tokens * partition_of(s)[pp_rank] * kv_bytes_per_token_and_layer(s) // s.cluster.tp_size)
+
+
+def key_capacity(s: Scenario) -> Capacity | None:
+    """Memory of each stage of the model that ``model.key`` names; None where the scenario gives it by its fields."""
+    shape = known_shape(s)
+    if shape is None:
+        return None
+    return model_capacity(
+        shape, memory_gb(s), partition_of(s), s.cluster.tp_size, s.gpu.mem_fraction_static, pool=state_pool(s)
+    )
+
+
+def state_pool(s: Scenario) -> StatePool:
+    """How much memory the states of requests get."""
+    c = s.scheduler
+    slots = c.max_mamba_cache_size
+    if slots is None and c.disable_radix_cache:
+        slots = c.max_running_requests  # SGLang: a slot for each, where no state is kept for later
+    return StatePool(slots, c.mamba_full_memory_ratio)
+
+
+def running_limit(s: Scenario) -> int:
+    """Requests that may run at once: as many as the scenario allows and as every rank has states for.
+
+    The pool of states is a number of slots, and all ranks have the smallest number of any, as they have the smallest KV
+    pool. A running request takes one; with a radix cache three are set aside for each, because states of prefixes are
+    kept for later hits (SGLang's own ratio). Raises ScenarioError if no request could ever run.
+    """
+    limit, capacity = s.scheduler.max_running_requests, key_capacity(s)
+    slots = [stage.num_slots for stage in capacity.stages if stage.num_slots is not None] if capacity else []
+    if not slots:
+        return limit
+    each = 1 if s.scheduler.disable_radix_cache else SLOTS_PER_RUNNING
+    if min(slots) < each:
+        raise ScenarioError(
+            "scheduler.max_mamba_cache_size",
+            f"the smallest rank holds the states of {min(slots)} requests, and a running one needs {each}",
+            "more memory, more stages, a larger scheduler.mamba_full_memory_ratio, or scheduler.disable_radix_cache",
+        )
+    return min(limit, min(slots) // each)
+
+
+def unlimited_tokens(s: Scenario) -> int:
+    """Tokens that a stage without any cache of keys and values is said to hold: all that could ever be there."""
+    return s.scheduler.max_running_requests * s.scheduler.context_length

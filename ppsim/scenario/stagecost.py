@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from ppsim.cost.config_json import load_model
 from ppsim.cost.context_parallel import ContextParallelCost, exchange_ns, ring_gb_per_s
-from ppsim.cost.gpu import Gpu, load_gpu
+from ppsim.cost.memory import stage_kv_bytes
 from ppsim.cost.roofline import Rates, RooflineCost
 from ppsim.cost.stage import NS_PER_MS, QuadraticCost, StageCost, UnitCost
 from ppsim.errors import ScenarioError
-from ppsim.scenario.layers import partition_of
+from ppsim.scenario.gpu import scenario_gpu
+from ppsim.scenario.layers import known_shape, kv_element_bytes, model_shape, partition_of
 from ppsim.scenario.tree import Scenario
 
 
@@ -29,7 +27,7 @@ def stage_cost(s: Scenario) -> StageCost:
 def roofline_cost(s: Scenario) -> RooflineCost:
     """Source "roofline", of one context-parallel rank."""
     rates = Rates(efficiency=s.cost.efficiency, tp_gb_per_s=s.cost.tp_gb_per_s)
-    return RooflineCost(load_model(s.model.key or ""), table_gpu(s), s.cluster.tp_size, partition_of(s), rates)
+    return RooflineCost(model_shape(s), scenario_gpu(s), s.cluster.tp_size, partition_of(s), rates)
 
 
 def quadratic_cost(s: Scenario) -> QuadraticCost:
@@ -52,29 +50,23 @@ def quadratic_cost(s: Scenario) -> QuadraticCost:
     )
 
 
-def table_gpu(s: Scenario) -> Gpu:
-    """The row of ``gpu.key`` with the scenario's own network."""
-    gpu = load_gpu(s.gpu.key or "")
-    return gpu if s.gpu.nic_gb_per_s is None else replace(gpu, nic_gb_per_s=s.gpu.nic_gb_per_s)
-
-
 def context_gb_per_s(s: Scenario) -> float:
     """Bandwidth of the exchange of keys and values. Raises ScenarioError where nothing says it."""
     if s.cost.source == "roofline":
-        return ring_gb_per_s(table_gpu(s), s.cluster.tp_size * s.cluster.cp_size)
-    if s.gpu.nic_gb_per_s is None:
+        return ring_gb_per_s(scenario_gpu(s), s.cluster.tp_size * s.cluster.cp_size)
+    nic = s.gpu.nic_gb_per_s if s.gpu.key is None else scenario_gpu(s).nic_gb_per_s
+    if nic is None:
         raise ScenarioError(
             "cluster.cp_size", f"{s.cluster.cp_size} ranks exchange keys and values", "give gpu.nic_gb_per_s"
         )
-    return s.gpu.nic_gb_per_s
+    return nic
 
 
 def kv_bytes_per_token(s: Scenario) -> tuple[float, ...]:
     """Bytes that a token leaves on one GPU of each stage."""
     m, tp_size = s.model, s.cluster.tp_size
-    if s.cost.source == "roofline":
-        shape = load_model(m.key or "")
-        per_layer = shape.kv_bytes_per_token_per_layer / shape.attention.kv_shards(tp_size)
-    else:
-        per_layer = 2.0 * m.num_key_value_heads * m.head_dim * m.dtype_bytes / min(tp_size, m.num_key_value_heads)
+    shape = known_shape(s)
+    if shape is not None:
+        return tuple(stage_kv_bytes(shape, partition_of(s), tp_size))
+    per_layer = 2.0 * m.num_key_value_heads * m.head_dim * kv_element_bytes(s) / min(tp_size, m.num_key_value_heads)
     return tuple(per_layer * n for n in partition_of(s))

@@ -29,6 +29,8 @@ Iteration = Annotated[int, Field(ge=0, le=MAX_ITERATION)]
 Delay = Annotated[int, Field(ge=0, le=MAX_DELAY)]
 Cost = Annotated[float, Field(ge=0, le=MAX_AMOUNT, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)]
+Figure = Annotated[float, Field(ge=1e-9, le=1e6, allow_inf_nan=False)]  # of a GPU
+KvCacheType = Literal["auto", "bf16", "bfloat16", "fp16", "float16", "fp8", "fp8_e4m3", "fp8_e5m2", "fp4", "fp4_e2m1"]
 
 
 def zero_or(least: float, meaning: str) -> AfterValidator:
@@ -89,6 +91,10 @@ class Scheduler(Section):
     max_running_requests: Rows = 256
     pp_max_micro_batch_size: Annotated[int, Field(ge=0, le=MAX_ROWS)] = 0  # 0: max(max_running_requests // pp_size, 1)
     max_total_tokens: Positive | tuple[Positive, ...] | None = None  # KV pool of each rank; None: from the memory
+    max_mamba_cache_size: Rows | None = None  # states of requests that a rank holds; None: from the memory
+    mamba_full_memory_ratio: Annotated[float, Field(ge=1e-6, le=1e6, allow_inf_nan=False)] = (
+        0.9  # memory of states over that of KV
+    )
     page_size: Tokens = 1
     disable_radix_cache: bool = False
     context_length: Tokens = 131072
@@ -114,15 +120,25 @@ class Model(Section):
     dtype_bytes: Literal[1, 2, 4] = 2
     layer_partition: tuple[Positive, ...] | None = None  # layers of each stage; None: even, remainder to the last
     path: str | None = None
-    key: str | None = None  # a known model or a config.json: its shape replaces the fields above (cost.source roofline)
+    key: str | None = None  # a known model or a config.json: its shape replaces the fields above, whatever cost.source
+    kv_cache_dtype: KvCacheType = "auto"  # of the KV pool; auto: the model's own type
 
 
 class Gpu(Section):
-    """Memory of one GPU; with the model it gives the KV pool where scheduler.max_total_tokens is not set."""
+    """One GPU: a row of the table or a file, and figures of its own that replace those of the row.
 
-    key: str | None = None  # a GPU of the table (cost.source roofline); its memory replaces memory_gb
-    memory_gb: Annotated[float, Field(ge=1e-9, le=1e6, allow_inf_nan=False)] = 80.0
-    nic_gb_per_s: PositiveRate | None = None  # network of a GPU; None: the table
+    Without ``key``, ``bf16_tflops``, ``hbm_gb_per_s`` and ``link_gb_per_s`` make a GPU of one's own for cost.source
+    "roofline". The memory gives, with the model, the KV pool where scheduler.max_total_tokens is not set.
+    """
+
+    key: str | None = None  # a GPU of the table (ppsim list gpus), or a TOML file with a [gpu] of the figures below
+    bf16_tflops: Figure | None = None  # dense peak rates
+    fp8_tflops: Figure | None = None
+    fp4_tflops: Figure | None = None
+    memory_gb: Figure | None = None  # None: that of the key, else 80
+    hbm_gb_per_s: Figure | None = None
+    link_gb_per_s: Figure | None = None  # to the other GPUs of its node, one direction
+    nic_gb_per_s: Figure | None = None  # network of a GPU; None: the table
     mem_fraction_static: Fraction = 0.85
 
 

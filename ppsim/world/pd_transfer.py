@@ -25,8 +25,7 @@ from simpy import Environment
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.hooks import Hooks
-from ppsim.scenario.layers import partition_of
-from ppsim.scenario.rank import kv_bytes_per_token_and_layer
+from ppsim.scenario.rank import kv_bytes_of_tokens
 from ppsim.scenario.tree import KvFault, Scenario
 from ppsim.world.pd_rooms import End, Peers, Progress, Receiver, Sender, Write
 from ppsim.world.pd_sides import DECODE, PREFILL
@@ -382,6 +381,5 @@ class Transfers:
         s, rate = self.scenario, self.scenario.disaggregation.kv_bandwidth_gb_per_s
         if rate == 0:
             return 0
-        layers = partition_of(s)[rank // self.peers.width]
-        num_bytes = num_tokens * layers * kv_bytes_per_token_and_layer(s) // s.cluster.tp_size
+        num_bytes = kv_bytes_of_tokens(s, rank // self.peers.width, num_tokens)
         return -(-num_bytes * 1_000_000 // max(1, round(rate * 1_000_000)))

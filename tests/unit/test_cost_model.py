@@ -62,7 +62,9 @@ def test_layers_embedding_and_head_add_up_to_the_whole_model() -> None:
     for key in sorted(known_models()):
         shape = load_model(key)
         layers = sum(shape.layer_params(i) for i in range(shape.num_layers))
-        assert layers + 2 * shape.embedding_params == shape.total_params()
+        vectors = shape.vectors + sum(layer.vectors for layer in shape.layers)  # norms and biases
+        assert layers + 2 * shape.embedding_params + vectors == shape.total_params()
+        assert 0 < vectors < shape.total_params() / 1000
         assert shape.active_params() <= layers
 
 
@@ -82,7 +84,7 @@ def test_which_layers_have_experts_in_the_words_of_both_families() -> None:
     assert deepseek.moe_layers == (False, False, True, False)  # multiples of two, counted from zero
 
 
-@pytest.mark.parametrize(("method", "width"), [("fp8", 1.0), ("mxfp4", 0.5), ("nvfp4", 0.5)])
+@pytest.mark.parametrize(("method", "width"), [("fp8", 1.0), ("mxfp4", 4.25 / 8), ("nvfp4", 4.5 / 8)])
 def test_quantised_checkpoints_shrink_the_layers_but_not_router_and_embedding(method: str, width: float) -> None:
     plain = from_config({**DENSE, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}, "m")
     small = from_config(
@@ -104,10 +106,14 @@ def test_quantised_checkpoints_shrink_the_layers_but_not_router_and_embedding(me
     ("quantization", "stored", "multiplied"),
     [
         ({"quant_method": "fp8"}, 1.0, 1.0),
-        ({"quant_method": "nvfp4"}, 0.5, 0.5),
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 0.5, 0.5),
-        ({"quant_method": "awq", "bits": 4}, 0.5, 2.0),
-        ({"quant_method": "gptq", "bits": 8}, 1.0, 2.0),
+        ({"quant_method": "nvfp4"}, (4 + 8 / 16) / 8, 0.5),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, (4 + 8 / 16) / 8, 0.5),
+        ({"quant_method": "mxfp4"}, (4 + 8 / 32) / 8, 0.5),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128}, (4 + 20 / 128) / 8, 2.0),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 32}, (8 + 20 / 32) / 8, 2.0),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 0.5, 2.0),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, (4 + 32 / 64) / 8, 2.0),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, 1.0, 2.0),
         ({"quant_method": "compressed-tensors"}, 1.0, 1.0),
         (
             {
@@ -115,6 +121,14 @@ def test_quantised_checkpoints_shrink_the_layers_but_not_router_and_embedding(me
                 "config_groups": {"group_0": {"weights": {"num_bits": 4}, "input_activations": None}},
             },
             0.5,
+            2.0,
+        ),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}},
+            },
+            (4 + 16 / 32) / 8,
             2.0,
         ),
         (

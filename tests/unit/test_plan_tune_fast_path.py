@@ -366,7 +366,7 @@ def test_the_exchange_of_a_prompt_is_the_volume_of_the_closed_form_however_it_is
     shape, cp, gb_per_s, tokens = load_model(model), 4, 50.0, 65536
     layers = (shape.num_layers // 2, shape.num_layers - shape.num_layers // 2)
     inner = RooflineCost(shape, load_gpu("h200"), 1, layers, Rates(efficiency=0.5))
-    kv = [shape.kv_bytes_per_token_per_layer * n for n in layers]
+    kv = [shape.kv_bytes_per_token / shape.num_layers * n for n in layers]
     cost = ContextParallelCost(inner, cp, exchange_ns(kv, cp, gb_per_s))
     free = ContextParallelCost(inner, cp, (0.0, 0.0))
     expected = volumes(shape, tokens, cp_size=cp, element_bytes=shape.kv_bytes).cp_exact_bytes / gb_per_s

@@ -87,6 +87,27 @@ ROOFLINE = {
     "workload.source": "requests",
     "workload.requests": [{"rid": "R1", "at_iteration": 0, "prompt": 512, "output": 2}],
 }
+OWN_GPU = {
+    **{key: value for key, value in ROOFLINE.items() if key != "gpu.key"},
+    "cluster.tp_size": 2,
+    "gpu.bf16_tflops": 100.0,
+    "gpu.hbm_gb_per_s": 1000.0,
+    "gpu.link_gb_per_s": 50.0,
+}
+FP8_GPU = {**OWN_GPU, "model.key": "llama-3.1-70b-fp8", "gpu.fp8_tflops": 200.0, "gpu.memory_gb": 200.0}
+MODELS = Path(__file__).resolve().parents[1] / "data" / "models"
+STATES = {  # layers with a state a request beside the KV cache
+    **ROOFLINE,
+    "model.key": str(MODELS / "state_space_hybrid.json"),
+    "scheduler.max_mamba_cache_size": 12,
+    "workload.requests": requests(6, prompt=64, output=4),
+}
+STATES_BY_RATIO = {
+    **STATES,
+    "scheduler.max_mamba_cache_size": None,
+    "gpu.memory_gb": 6.0,
+    "workload.requests": requests(60, prompt=64, output=4),
+}
 ONE_LONG = {
     **ROOFLINE,
     "scheduler.chunked_prefill_size": 4096,
@@ -446,12 +467,20 @@ KEYS: dict[str, Case] = {
     # gpu
     "gpu.memory_gb": Case(FROM_MEMORY, {"gpu.memory_gb": 40.0}),
     "gpu.nic_gb_per_s": Case({**ROOFLINE, "cluster.tp_size": 16}, {"gpu.nic_gb_per_s": 5.0}),
+    "gpu.bf16_tflops": Case(OWN_GPU, {"gpu.bf16_tflops": 50.0}),
+    "gpu.fp8_tflops": Case(FP8_GPU, {"gpu.fp8_tflops": 400.0}),
+    "gpu.fp4_tflops": Case({**FP8_GPU, "model.kv_cache_dtype": "fp4"}, {"gpu.fp4_tflops": 400.0}),
+    "gpu.hbm_gb_per_s": Case(OWN_GPU, {"gpu.hbm_gb_per_s": 500.0}),
+    "gpu.link_gb_per_s": Case(OWN_GPU, {"gpu.link_gb_per_s": 5.0}),
     "gpu.key": Case(ROOFLINE, {"gpu.key": "h200"}),
     "gpu.mem_fraction_static": Case(FROM_MEMORY, {"gpu.mem_fraction_static": 0.5}),
     # cost
     "cost.efficiency": Case(ROOFLINE, {"cost.efficiency": 0.3}),
     "cost.tp_gb_per_s": Case({**ROOFLINE, "cluster.tp_size": 2}, {"cost.tp_gb_per_s": 5.0}),
     "model.key": Case(ROOFLINE, {"model.key": "llama-3.1-8b"}),
+    "model.kv_cache_dtype": Case(ROOFLINE, {"model.kv_cache_dtype": "fp8_e4m3"}),
+    "scheduler.max_mamba_cache_size": Case(STATES, {"scheduler.max_mamba_cache_size": 3}),
+    "scheduler.mamba_full_memory_ratio": Case(STATES_BY_RATIO, {"scheduler.mamba_full_memory_ratio": 0.2}),
     "scheduler.enable_dynamic_chunking": Case(ONE_LONG, {"scheduler.enable_dynamic_chunking": True}),
     "scheduler.dynamic_chunking_smooth_factor": Case(
         {**ONE_LONG, "scheduler.enable_dynamic_chunking": True}, {"scheduler.dynamic_chunking_smooth_factor": 1.0}
