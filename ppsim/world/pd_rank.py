@@ -66,8 +66,7 @@ class PipelineRank(SimulatedRank):
     def _decided(self, effect: fx.Decided) -> None:
         if effect.decision.iteration == 0:  # nothing has been freed before
             self.rank.scheduler.kv.pool.on_free = self.guard.freed
-        if effect.decision.mode != "empty":
-            self.nap.stirred()
+        self.nap.decided(effect.decision)
         super()._decided(effect)
 
     # --- looking at the other side -------------------------------------------------------------------------------
@@ -194,10 +193,19 @@ class Nap:
         self.period_ns = 0  # between the last two visits
         self.sleeps = False
         self.due_ns: int | None = None
+        self.seen = (0, 0)  # requests in the waiting queue, refusals of memory to come: after the latest decision
 
     def stirred(self) -> None:
         """Something was read or launched: what follows from it takes some iterations."""
         self.num_quiet = 0
+
+    def decided(self, decision: fx.Decision) -> None:
+        """Not quiet: a visit that launched, was held up for a number of visits, refused memory, or moved the queue."""
+        rank = self.r.rank
+        refusals_left = sum(rank.hooks.failing_allocations.values())
+        before, self.seen = self.seen, (len(rank.scheduler.waiting), refusals_left)
+        if decision.mode != "empty" or decision.stall == fx.DEFERRED or self.seen != before:
+            self.stirred()
 
     def before(self, iteration: int) -> Any:
         """A visit is about to begin; the reply is how to wait, or None to begin."""
