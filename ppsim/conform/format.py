@@ -169,6 +169,9 @@ def run_of(where: str, line: int, value: Any) -> RecordedRun:
         if request.rid in known:
             raise Wrong(f"requests[{i}].rid", f"{shown(request.rid)} is the id of an earlier request")
         known.add(request.rid)
+        if request.at_iteration >= len(visits):
+            problem = f"{request.at_iteration} is behind the last visit, {len(visits) - 1}: the request never arrives"
+            raise Wrong(f"requests[{i}].at_iteration", problem)
     for i, visit in enumerate(visits):
         check_visit(f"visits[{i}]", visit, known, run.config["max_total_tokens"])
     return run

@@ -286,13 +286,14 @@ def value_at(series: Series, time: int) -> int:
 
 
 def observations(recording: Recording, rank: int, process: Process) -> Iterator[Instant]:
-    """What a rank saw for a vote, at the decision of that iteration."""
+    """What a rank saw for a vote, at the decision of that iteration; before the first iteration (-1): at the start."""
     visits = recording.visits[rank]
     for seen in recording.observations[rank]:
         if seen.iteration < len(visits):
+            at_ns = visits[seen.iteration] if seen.iteration >= 0 else 0
             words = [f"{key}: {value}" for key, value in zip(seen.keys, seen.values)]
             args = {"iteration": seen.iteration, "seen": shortened(words)}
-            yield Instant(f"observes {seen.what}", "votes", process, visits[seen.iteration], args)
+            yield Instant(f"observes {seen.what}", "votes", process, at_ns, args)
 
 
 def instants(recording: Recording, first: Process) -> Iterator[Instant]:

@@ -195,6 +195,7 @@ def gone(*path: Any) -> Change:
         (at("requests", 0, "prompt", to=[True]), "requests[0].prompt[0]"),
         (at("requests", 0, "max_new_tokens", to=-1), "requests[0].max_new_tokens"),
         (at("requests", 0, "at_iteration", to=-3), "requests[0].at_iteration"),
+        (at("requests", 0, "at_iteration", to=10**6), "requests[0].at_iteration"),
         (at("requests", 1, "rid", to="R0"), "requests[1].rid"),
         (at("requests", 0, "rid", to=""), "requests[0].rid"),
         (at("requests", 0, "colour", to="red"), "requests[0].colour"),

@@ -11,6 +11,7 @@ import tomli_w
 from typer.testing import CliRunner, Result
 
 from ppsim.cli.entry import app
+from tests.unit.trace_rules import problems
 
 UNIT: dict[str, Any] = {
     "name": "nothing",
@@ -112,6 +113,8 @@ def test_a_run_in_which_nothing_has_happened_is_shown_like_any_other(role: str, 
             assert drawn.stderr.startswith("ppsim: nothing to plot: the recording has no forward pass")
         else:
             assert Path(f"{side}.png").stat().st_size > 1000
+        assert ppsim("trace", "here", *chosen, "-o", f"{side}.trace.json").exit_code == 0
+        assert problems(json.loads(Path(f"{side}.trace.json").read_text())) == []
         if not two:
             break
     for options in ((), ("--times",), ("--decisions",), ("--json",)):

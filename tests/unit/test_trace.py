@@ -283,6 +283,20 @@ def test_of_two_pipelines_both_are_there_with_their_kv_and_their_votes() -> None
     assert sum(n for name, n in votes.items() if name.startswith("observes ")) == looks > 0
 
 
+def test_what_was_seen_before_the_first_iteration_stands_at_the_start() -> None:
+    recording = busy()
+    file = parsed(recording)
+    found = [(e["pid"], e["args"]["iteration"], nanoseconds(e["ts"])) for e in file["traceEvents"] if is_look(e)]
+    early = [(rank + 1, -1, 0) for rank in range(3)]
+    assert [one for one in found if one[1] < 0] == early, "each rank tells its own memory before they agree on one"
+    for pid, iteration, at_ns in found:
+        assert iteration < 0 or at_ns == recording.visits[pid - 1][iteration]
+
+
+def is_look(e: Any) -> bool:
+    return bool(e["ph"] == "i" and e["name"].startswith("observes "))
+
+
 def test_where_the_ranks_of_a_failed_run_stood_is_an_instant_on_each() -> None:
     file = parsed(stuck(), FAILED)
     found = [(e["pid"], e["name"], nanoseconds(e["ts"])) for e in file["traceEvents"] if e.get("cat") == "verdict"]

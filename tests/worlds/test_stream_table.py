@@ -404,6 +404,30 @@ def test_P3_with_depth_the_exchange_comes_first_anyway(depth: int) -> None:
     assert both[0] == both[1]
 
 
+@pytest.mark.parametrize("order", ["stream", "link", "none"])
+def test_P4_an_early_send_is_worth_something_without_depth_only(order: str) -> None:
+    """Decision 0012. With an order of the exchange that frees the one stream a round is shorter where hidden states do
+    not wait for the host's 3 ms; with depth the exchange has come before the launch, and a round is all its slots."""
+
+    def round_ms(depth: int, send: str) -> float:
+        scenario = {
+            "cluster.pp_size": 4,
+            "cluster.pp_async_batch_depth": depth,
+            "cluster.comm_overlap": True,
+            "cost.unit_ms": 10.0,
+            "host.process_us": 3000.0,
+            "scheduler.exchange_order": "parity",
+            "scheduler.hidden_send": send,
+            "workload.requests": requests(4 + depth, output=30),
+            "links.order": order,
+        }
+        at, num_slots = starts(scenario, 0), 4 + depth
+        return float((at[24 * num_slots] - at[12 * num_slots]) / 12)
+
+    assert round_ms(0, "after_launch") == 4 * 10 + 3 < round_ms(0, "after_harvest")
+    assert round_ms(1, "after_launch") == round_ms(1, "after_harvest") == 5 * 10
+
+
 # --- another order of phases ---------------------------------------------------------------------------------------
 
 
