@@ -7,6 +7,7 @@ brackets in brackets until the stack is full. To whoever gave the file these are
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,10 @@ from typing import Any
 TOO_DEEP = "it is nested too deeply"
 MAX_BITS = 8192
 TOO_LONG = "it holds a number of thousands of digits"
+LONG_KEY = re.compile(
+    r"""^[ \t]*+\[*+[ \t]*+(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+){100}""", re.MULTILINE
+)
+"""A key of so many parts, a.b.c: tomllib would take minutes for some ten thousand of them."""
 
 
 def parse_json(text: str | bytes) -> Any:
@@ -32,6 +37,8 @@ def parse_json(text: str | bytes) -> Any:
 
 def parse_toml(text: str) -> dict[str, Any]:
     """What ``tomllib.loads`` returns. Raises ValueError (TOMLDecodeError where the syntax is wrong)."""
+    if '"""' not in text and "'''" not in text and LONG_KEY.search(text):
+        raise ValueError(TOO_DEEP)
     try:
         found = tomllib.loads(text)
     except tomllib.TOMLDecodeError:

@@ -43,6 +43,8 @@ BAD_TOML: dict[str, tuple[bytes, str]] = {
     "many hexadecimal digits": (f"seed = 0x{'f' * 5000}\n".encode(), "a number of thousands of digits"),
     "many digits in an array": (f"[workload]\nrequests = [{{a = {DIGITS}}}]\n".encode(), "a number of thousands"),
     "deep arrays": (f"bugs = {DEEP}\n".encode(), "nested too deeply"),
+    "a key of many parts": (b".".join([b"a"] * 50_000) + b" = 1\n", "nested too deeply"),
+    "a table of many parts": (b"[" + b".".join([b"a"] * 50_000) + b"]\n", "nested too deeply"),
     "deep tables": (b"a = " + b"{a = " * 5000 + b"1" + b"}" * 5000, "nested too deeply"),
     "many dots": (b"a" + b".a" * 20_000 + b" = 1\n", "a"),
     "deep but readable": (b"bugs = " + b"[" * 400 + b"]" * 400, ""),
