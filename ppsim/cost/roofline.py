@@ -42,8 +42,8 @@ NS_PER_S = 1e9
 MS_PER_S = 1e3
 US_PER_S = 1e6
 DECODE_LAYER_US = 35.0
-"""What a layer of decode costs above its bytes, from one published measurement: vLLM and SGLang reach at most half of an
-H100's memory bandwidth on Llama-3.2-1B at batch 1 (Hazy Research, "Look Ma, No Bubbles", 2025-05-27: about a hundred
+"""What a layer of decode costs above its bytes, from one published measurement: vLLM and SGLang reach at most half of
+an H100's memory bandwidth on Llama-3.2-1B at batch 1 (Hazy Research, "Look Ma, No Bubbles", 2025-05-27: about a hundred
 kernels a pass, each with a start and an end in which nothing is loaded). Its 1.24e9 weights of two bytes at half of
 3.35 TB/s take 1.48 ms, at ``hbm_fraction`` 0.8 of it 0.92 ms; the rest over 16 layers is 35 us each."""
 
@@ -61,7 +61,7 @@ class Rates:
                    NICs of ``network`` beyond ``node_gpus``
     node_gpus      GPUs of a node
     nics_per_node  NICs of a node; None: one a GPU
-    link_latency_us, nic_latency_us, all_reduce_us   of an all-reduce: a step inside a node, a step between nodes, a call
+    link_latency_us, nic_latency_us, all_reduce_us   of an all-reduce: a step inside a node, one between nodes, a call
     layer_overhead_us   of each layer in each forward pass. ``DECODE_LAYER_US`` is what one published figure says
     """
 

@@ -155,7 +155,7 @@ def test_overheads_are_paid_by_every_layer_and_every_all_reduce_whatever_the_bat
 def test_half_the_bandwidth_of_an_h100_is_what_the_published_overhead_stands_for() -> None:
     """Llama-3.2-1B, one row: vLLM and SGLang reach half of 3.35 TB/s; 16 layers, 1.24e9 weights of two bytes."""
     measured_s, reached_s = 1.24e9 * 2 / (0.5 * 3.35e12), 1.24e9 * 2 / (Rates().hbm_fraction * 3.35e12)
-    assert DECODE_LAYER_US == pytest.approx((measured_s - reached_s) / 16 * 1e6, rel=0.02)
+    assert pytest.approx((measured_s - reached_s) / 16 * 1e6, rel=0.02) == DECODE_LAYER_US
 
 
 def test_half_the_efficiency_doubles_the_arithmetic_and_nothing_else() -> None:
