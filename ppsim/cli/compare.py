@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ppsim.cli.compare_decode import NAMES, decode_dict, decode_text, link_title, nodes_dict
 from ppsim.cli.guard import guarded
 from ppsim.cli.options import JsonOption
 
 if TYPE_CHECKING:
     from ppsim.plan.compare import Comparison, Standing
+    from ppsim.plan.compare_question import Decode
     from ppsim.report.crossover import Picture
-
-NAMES = {"pp": "PP", "tp": "TP", "cp": "CP"}
 
 
 @guarded
@@ -29,7 +29,44 @@ def compare(
     ] = None,
     link: Annotated[
         list[float] | None,
-        typer.Option("--link-gb-per-s", help="Link between the groups, one direction. Repeatable."),
+        typer.Option("--link-gb-per-s", help="One link between the groups, one direction. Repeatable."),
+    ] = None,
+    nics: Annotated[
+        int | None,
+        typer.Option(
+            "--nics-per-node", help="NICs of a node, used together. Default: one a GPU, if the table knows it."
+        ),
+    ] = None,
+    nic: Annotated[
+        list[float] | None,
+        typer.Option("--nic-gb-per-s", help="Bandwidth of one NIC, GB/s in one direction. Repeatable."),
+    ] = None,
+    node: Annotated[int, typer.Option("--gpus-per-node", help="GPUs of a node, joined by the GPUs' own link.")] = 8,
+    layer_us: Annotated[
+        float | None,
+        typer.Option("--layer-overhead-us", help="Of a layer in every forward pass: kernel starts. Published: 35."),
+    ] = None,
+    reduce_us: Annotated[
+        float | None, typer.Option("--all-reduce-us", help="To start an all-reduce, microseconds. Published: 6.8.")
+    ] = None,
+    link_us: Annotated[
+        float | None,
+        typer.Option("--link-latency-us", help="Of a step of an all-reduce inside a node. Published: 0.6."),
+    ] = None,
+    nic_us: Annotated[
+        float | None, typer.Option("--nic-latency-us", help="Of a step between nodes. Published: 5.0.")
+    ] = None,
+    concurrency: Annotated[
+        int | None, typer.Option("--concurrency", help="Compare decode, too: so many requests generate at once.")
+    ] = None,
+    output_tokens: Annotated[
+        int | None, typer.Option("--output-tokens", help="Tokens that each of them generates. Default: 128.")
+    ] = None,
+    serve: Annotated[
+        int | None,
+        typer.Option(
+            "--serve", help="Simulate a benchmark of so many requests at that concurrency, prefill and decode."
+        ),
     ] = None,
     efficiency: Annotated[float | None, typer.Option("--efficiency", help="Reached share of the peak.")] = None,
     chunk: Annotated[
@@ -44,9 +81,10 @@ def compare(
         str | None, typer.Option("-o", "--output", metavar="FILE.png", help="Draw the picture here.")
     ] = None,
 ) -> int:
-    """PP against TP against CP at equal GPUs: TTFT, throughput, efficiency, crossover bandwidths."""
+    """PP against TP against CP at equal GPUs: TTFT, throughput, efficiency, crossover bandwidths; decode, too."""
     from ppsim.plan.compare import Question
     from ppsim.plan.compare import compare as run
+    from ppsim.plan.compare_links import Overheads
 
     asked = Question(
         model=model,
@@ -59,6 +97,11 @@ def compare(
         chunk=chunk,
         num_requests=requests,
         speedup=speedup,
+        nic_gb_per_s=tuple(nic or ()),
+        nics_per_node=nics,
+        gpus_per_node=node,
+        overheads=Overheads(layer_us, reduce_us, link_us, nic_us),
+        decode=decode_of(concurrency, output_tokens, serve),
     )
     found = run(asked)
     if output is not None:
@@ -68,6 +111,21 @@ def compare(
         plot_crossovers(pictures(found), title, Path(output))
     print(json.dumps(as_dict(found, output), allow_nan=False) if as_json else text_of(found, output))
     return 0
+
+
+def decode_of(concurrency: int | None, output_tokens: int | None, serve: int | None) -> Decode | None:
+    """What is asked of decode. Raises UsageError for a flag that means nothing without a concurrency."""
+    from ppsim.errors import UsageError
+    from ppsim.plan.compare_question import Decode
+
+    if concurrency is None:
+        for flag, value in (("--output-tokens", output_tokens), ("--serve", serve)):
+            if value is not None:
+                raise UsageError(f"{flag} {value}: nothing decodes without --concurrency")
+        return None
+    if serve == 0:
+        raise UsageError("--serve 0: expected 1 or more requests")
+    return Decode(concurrency, 128 if output_tokens is None else output_tokens, serve or 0)
 
 
 # --- JSON --------------------------------------------------------------------------------------------------------
@@ -92,6 +150,8 @@ def as_dict(found: Comparison, output: str | None) -> dict[str, Any]:
         else {"tp_over_base": found.question.speedup, "link_gb_per_s": found.speedup_gb_per_s},
         "notes": found.notes,
         "file": output,
+        **nodes_dict(found),
+        **decode_dict(found),
     }
 
 
@@ -123,8 +183,8 @@ def text_of(found: Comparison, output: str | None) -> str:
     lines = [
         f"{q.model} on {q.num_gpus} x {q.gpu}, prompts of {q.prompt} tokens; throughput of {q.num_requests} in a row",
         "",
-        f"{'link GB/s':>9} {'way':<22} {'TTFT s':>8} {'speed-up':>8} {'effic.':>7} {'tokens/s':>10} {'speed-up':>8} "
-        f"{'effic.':>7}  chunks",
+        f"{link_title(found):>9} {'way':<22} {'TTFT s':>8} {'speed-up':>8} {'effic.':>7} {'tokens/s':>10} "
+        f"{'speed-up':>8} {'effic.':>7}  chunks",
         row_text("", f"base: {found.base.split}", found.base),
     ]
     previous = None
@@ -132,7 +192,14 @@ def text_of(found: Comparison, output: str | None) -> str:
         gb_per_s = f"{s.link_gb_per_s:g}" if s.link_gb_per_s != previous else ""
         previous = s.link_gb_per_s
         lines.append(row_text(gb_per_s, f"{NAMES[s.way]}: {s.split}", s))
-    lines += ["", *crossover_text(found), "", *fit_text(found), *(f"note: {note}" for note in found.notes)]
+    lines += [
+        "",
+        *crossover_text(found),
+        *decode_text(found),
+        "",
+        *fit_text(found),
+        *(f"note: {note}" for note in found.notes),
+    ]
     if output is not None:
         lines += ["", output]
     return "\n".join(lines)

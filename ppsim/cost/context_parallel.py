@@ -21,10 +21,11 @@ from dataclasses import dataclass
 from ppsim.cost.coefficients import Coefficients
 from ppsim.cost.collectives import all_gather_factor
 from ppsim.cost.gpu import Gpu
+from ppsim.cost.network import GPUS_PER_NODE, Network
 from ppsim.cost.stage import NS_PER_MS, StageCost, Work
 from ppsim.errors import ScenarioError
 
-NODE_GPUS = 8
+NODE_GPUS = GPUS_PER_NODE
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,9 @@ def exchange_ns(kv_bytes_per_token: Sequence[float], cp_size: int, gb_per_s: flo
     return tuple(factor * size / gb_per_s for size in kv_bytes_per_token)  # GB/s is bytes a nanosecond
 
 
-def ring_gb_per_s(gpu: Gpu, num_gpus: int, node_gpus: int = NODE_GPUS) -> float:
-    """Bandwidth of a ring through ``num_gpus`` neighbours, tensor-parallel ranks innermost.
+def ring_gb_per_s(gpu: Gpu, num_gpus: int, node_gpus: int = NODE_GPUS, nics_per_node: int | None = None) -> float:
+    """Bandwidth of a ring through ``num_gpus`` neighbours, tensor-parallel ranks innermost: each of them has a ring of
+    its own, which leaves the node over its GPU's share of the NICs.
 
     Raises ScenarioError if the ring leaves the node and the network of the GPU is unknown.
     """
@@ -79,4 +81,4 @@ def ring_gb_per_s(gpu: Gpu, num_gpus: int, node_gpus: int = NODE_GPUS) -> float:
             f"{num_gpus} GPUs of tp and cp leave the node of {node_gpus}; {gpu.key} has no known NIC bandwidth",
             "give gpu.nic_gb_per_s",
         )
-    return min(gpu.link_gb_per_s, gpu.nic_gb_per_s)
+    return Network(gpu.link_gb_per_s, gpu.nic_gb_per_s, nics_per_node, node_gpus).share_gb_per_s

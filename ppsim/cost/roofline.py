@@ -1,6 +1,6 @@
 """Time of a forward pass from first principles: model shape x GPU x tensor parallelism x layers of the stage.
 
-    time = max(arithmetic + expansion, memory) + all-reduce
+    time = max(arithmetic + expansion, memory) + all-reduce + overhead
 
     arithmetic   linear layers at the rate of the weights' type, attention at the rate of the cache's type, layer by
                  layer: pairs within the reach of a query (``attention.Reach``: (2 L x + x^2) / 2 where it sees all,
@@ -12,7 +12,10 @@
                  the cache's type, and the copies written and read through memory
     memory       weights of the hit experts and the rest once, the cache of the prefix within reach once, the state of
                  each request read and written
-    all-reduce   one a block of a layer over a ring (two a layer in most models), factor 2(tp-1)/tp, not overlapped
+    all-reduce   one a block of a layer (two a layer in most models), not overlapped: a ring inside a node, factor
+                 2(tp-1)/tp; beyond it the hierarchy of ``network``, or one flat ring of a given bandwidth
+    overhead     what a layer costs whatever the batch (starts and ends of its kernels), and the latencies of its
+                 all-reduces. Zero unless given: short batches, decode above all, are then a lower bound
 
 What is not fitted comes from a source named at the constant. Only ``efficiency`` is fitted (one measurement, validated
 on others: numbers.md E, ``ppsim.cost.published``); it is a property of a GPU type and its kernels: about 0.90 on H20,
@@ -28,15 +31,21 @@ from functools import cached_property
 
 from ppsim.cost.attention import Reach, Scan
 from ppsim.cost.coefficients import Coefficients
-from ppsim.cost.collectives import all_reduce_factor
 from ppsim.cost.gpu import Gpu
 from ppsim.cost.model import BF16_BYTES, Attention, FeedForward, ModelShape
+from ppsim.cost.network import GPUS_PER_NODE, Network
 from ppsim.cost.partition import check_partition
 from ppsim.cost.stage import Work
 from ppsim.errors import ScenarioError
 
 NS_PER_S = 1e9
 MS_PER_S = 1e3
+US_PER_S = 1e6
+DECODE_LAYER_US = 35.0
+"""What a layer of decode costs above its bytes, from one published measurement: vLLM and SGLang reach at most half of
+an H100's memory bandwidth on Llama-3.2-1B at batch 1 (Hazy Research, "Look Ma, No Bubbles", 2025-05-27: about a hundred
+kernels a pass, each with a start and an end in which nothing is loaded). Its 1.24e9 weights of two bytes at half of
+3.35 TB/s take 1.48 ms, at ``hbm_fraction`` 0.8 of it 0.92 ms; the rest over 16 layers is 35 us each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +57,12 @@ class Rates:
     moe_tile_rows  rows of an expert tile: 64, BLOCK_SIZE_M of SGLang's H20 table for E=256, N=256, FP8 at 4096 tokens
     expand_passes  times the expanded keys and values cross the memory bus: written by the projection, copied into place
     expand_at      arithmetic rate of the expansion: that of the "kv" type (the cached latents are BF16) or of "weight"
-    tp_gb_per_s    bandwidth of the all-reduce ring; None: the GPU link inside a node, the NIC beyond ``node_gpus``
+    tp_gb_per_s    bandwidth of an all-reduce ring that is flat over all GPUs; None: the GPU link inside a node, the
+                   NICs of ``network`` beyond ``node_gpus``
     node_gpus      GPUs of a node
+    nics_per_node  NICs of a node; None: one a GPU
+    link_latency_us, nic_latency_us, all_reduce_us   of an all-reduce: a step inside a node, one between nodes, a call
+    layer_overhead_us   of each layer in each forward pass. ``DECODE_LAYER_US`` is what one published figure says
     """
 
     efficiency: float = 1.0
@@ -58,13 +71,21 @@ class Rates:
     expand_passes: float = 2.0
     expand_at: str = "kv"
     tp_gb_per_s: float | None = None
-    node_gpus: int = 8
+    node_gpus: int = GPUS_PER_NODE
+    nics_per_node: int | None = None
+    link_latency_us: float = 0.0
+    nic_latency_us: float = 0.0
+    all_reduce_us: float = 0.0
+    layer_overhead_us: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.efficiency > 0.0:
             raise ScenarioError("cost.efficiency", f"must be positive, got {self.efficiency}")
         if self.tp_gb_per_s is not None and not self.tp_gb_per_s > 0.0:
             raise ScenarioError("cost.tp_gb_per_s", f"must be positive, got {self.tp_gb_per_s}")
+        for name in ("link_latency_us", "nic_latency_us", "all_reduce_us", "layer_overhead_us"):
+            if not 0.0 <= getattr(self, name) < float("inf"):
+                raise ScenarioError(f"cost.{name}", f"must not be negative, got {getattr(self, name)}")
         if not 0.0 < self.hbm_fraction <= 1.0:
             raise ScenarioError("cost.hbm_fraction", f"must be in (0, 1], got {self.hbm_fraction}")
         if self.expand_at not in ("kv", "weight"):
@@ -100,10 +121,11 @@ class Breakdown:
     expand_s: float
     memory_s: float
     comm_s: float
+    overhead_s: float = 0.0
 
     @property
     def total_s(self) -> float:
-        return max(self.linear_s + self.attention_s + self.expand_s, self.memory_s) + self.comm_s
+        return max(self.linear_s + self.attention_s + self.expand_s, self.memory_s) + self.comm_s + self.overhead_s
 
     @property
     def bound(self) -> str:
@@ -130,22 +152,27 @@ class RooflineCost:
             stages.append(stage_shape(self.shape, first, n, is_last=i == len(self.partition) - 1))
             first += n
         object.__setattr__(self, "stages", tuple(stages))
-        _ = self.ring_bytes_per_s
-
-    @property
-    def ring_bytes_per_s(self) -> float:
-        """Bandwidth of the all-reduce ring."""
-        if self.rates.tp_gb_per_s is not None:
-            return self.rates.tp_gb_per_s * 1e9
-        if self.tp_size <= self.rates.node_gpus:
-            return self.gpu.link_gb_per_s * 1e9
-        if self.gpu.nic_gb_per_s is None:
+        if self.rates.tp_gb_per_s is None and self.tp_size > self.rates.node_gpus and self.gpu.nic_gb_per_s is None:
             raise ScenarioError(
                 "cluster.tp_size",
                 f"{self.tp_size} leaves the node of {self.rates.node_gpus}; {self.gpu.key} has no known NIC bandwidth",
                 "give cost.tp_gb_per_s, or gpu.nic_gb_per_s",
             )
-        return min(self.gpu.link_gb_per_s, self.gpu.nic_gb_per_s) * 1e9
+
+    @cached_property
+    def network(self) -> Network:
+        """The links that the all-reduces take."""
+        r = self.rates
+        return Network(
+            link_gb_per_s=self.gpu.link_gb_per_s,
+            nic_gb_per_s=self.gpu.nic_gb_per_s,
+            nics_per_node=r.nics_per_node,
+            gpus_per_node=r.node_gpus,
+            link_latency_us=r.link_latency_us,
+            nic_latency_us=r.nic_latency_us,
+            call_us=r.all_reduce_us,
+            ring_gb_per_s=r.tp_gb_per_s,
+        )
 
     def batch_ns(self, stage: int, slot: int, work: Sequence[Work]) -> int:
         """Nanoseconds of one forward pass; at least one."""
@@ -174,6 +201,7 @@ class RooflineCost:
             expand_s=self.expand_s_per_token(at) * expanded,
             memory_s=self._memory_s(at, num_tokens, len(work), read),
             comm_s=self.comm_s_per_token * at.num_blocks * num_tokens,
+            overhead_s=self.overhead_s(at),
         )
 
     def _pairs(self, reach: Reach, work: Sequence[Work]) -> tuple[float, float, int]:
@@ -241,11 +269,15 @@ class RooflineCost:
             seconds += one * count
         return seconds
 
-    @property
+    @cached_property
     def comm_s_per_token(self) -> float:
         """Seconds per block and token of its all-reduce."""
-        sent = all_reduce_factor(self.tp_size) * self.shape.hidden_size * self.shape.activation_bytes
-        return sent / self.ring_bytes_per_s
+        return self.network.all_reduce_moving_s(self.shape.hidden_size * self.shape.activation_bytes, self.tp_size)
+
+    def overhead_s(self, at: StageShape) -> float:
+        """Seconds of a forward pass of a stage that do not depend on its batch."""
+        layers_s = at.num_layers * self.rates.layer_overhead_us / US_PER_S
+        return layers_s + at.num_blocks * self.network.all_reduce_fixed_s(self.tp_size)
 
     def coefficients(self) -> Coefficients:
         """c, gamma, b, a and floor of the whole model for chunks large enough to hit every expert.
@@ -269,12 +301,14 @@ class RooflineCost:
                     mean = scan.reach.size / (2.0 if scan.reach.kind == "chunk" else 1.0)
                     linear_s += mean * scan.pair_flops * count / kv_rate
         b_s = 2.0 * whole.active_params / weight_rate + self.comm_s_per_token * whole.num_blocks + linear_s
+        overhead_s = self.overhead_s(whole)
+        head_s = 2.0 * whole.head_params / self._rate(BF16_BYTES)
         return Coefficients(
-            c_ms=(2.0 * padding / weight_rate + 2.0 * whole.head_params / self._rate(BF16_BYTES)) * MS_PER_S,
+            c_ms=(2.0 * padding / weight_rate + head_s + overhead_s) * MS_PER_S,
             gamma_ms=self.expand_s_per_token(whole) * MS_PER_S,
             b_ms=b_s * MS_PER_S,
             a_ms=pair_s / 2.0 * MS_PER_S,
-            floor_ms=weights / self.tp_size / self._hbm * MS_PER_S,
+            floor_ms=(weights / self.tp_size / self._hbm + overhead_s) * MS_PER_S,
             source=f"roofline: {self.shape.name} on {self.gpu.name}, tp {self.tp_size}, "
             f"efficiency {self.rates.efficiency:.4f}",
         )

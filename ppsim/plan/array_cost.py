@@ -123,6 +123,7 @@ def roofline_terms(costs: Sequence[RooflineCost]) -> tuple[RooflineCost, dict[st
     for name in PER_STAGE:
         terms[name] = by_stage(costs, lambda cost, at, name=name: float(getattr(at, name)))  # type: ignore[misc]
     terms["expand_s"] = by_stage(costs, lambda cost, at: cost.expand_s_per_token(at))
+    terms["overhead_s"] = by_stage(costs, lambda cost, at: cost.overhead_s(at))
     for i, reach in enumerate(one.reaches):
         terms[f"pair_s.{i}"] = by_stage(costs, lambda cost, at, reach=reach: pair_s(cost, at, reach))  # type: ignore[misc]
         terms[f"kv_s.{i}"] = by_stage(costs, lambda cost, at, reach=reach: kv_s(cost, at, reach))  # type: ignore[misc]
@@ -197,7 +198,7 @@ class RooflineArrays:
             padding = self.one.rates.moe_tile_rows / 2.0 * block.expert_params * layers
             compute = compute + 2.0 * padding / t["weight_rate"] * hit
             memory = memory + self.one.expert_bytes(block, 1) * layers / t["tp_size"] / t["hbm"] * hit
-        seconds = np.maximum(compute, memory) + self.comm_s * tokens
+        seconds = np.maximum(compute, memory) + self.comm_s * tokens + t["overhead_s"]
         return np.asarray(np.maximum(1.0, np.rint(seconds * NS_PER_S)) + self.shards.exchange(all_tokens))
 
     def take(self, index: npt.NDArray[np.int64]) -> RooflineArrays:

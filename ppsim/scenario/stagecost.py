@@ -26,7 +26,17 @@ def stage_cost(s: Scenario) -> StageCost:
 
 def roofline_cost(s: Scenario) -> RooflineCost:
     """Source "roofline", of one context-parallel rank."""
-    rates = Rates(efficiency=s.cost.efficiency, tp_gb_per_s=s.cost.tp_gb_per_s)
+    c, k = s.cost, s.cluster
+    rates = Rates(
+        efficiency=c.efficiency,
+        tp_gb_per_s=c.tp_gb_per_s,
+        node_gpus=k.gpus_per_node,
+        nics_per_node=k.nics_per_node,
+        link_latency_us=c.link_latency_us,
+        nic_latency_us=c.nic_latency_us,
+        all_reduce_us=c.all_reduce_us,
+        layer_overhead_us=c.layer_overhead_us,
+    )
     return RooflineCost(model_shape(s), scenario_gpu(s), s.cluster.tp_size, partition_of(s), rates)
 
 
@@ -52,14 +62,15 @@ def quadratic_cost(s: Scenario) -> QuadraticCost:
 
 def context_gb_per_s(s: Scenario) -> float:
     """Bandwidth of the exchange of keys and values. Raises ScenarioError where nothing says it."""
+    k = s.cluster
     if s.cost.source == "roofline":
-        return ring_gb_per_s(scenario_gpu(s), s.cluster.tp_size * s.cluster.cp_size)
+        return ring_gb_per_s(scenario_gpu(s), k.tp_size * k.cp_size, k.gpus_per_node, k.nics_per_node)
     nic = s.gpu.nic_gb_per_s if s.gpu.key is None else scenario_gpu(s).nic_gb_per_s
     if nic is None:
         raise ScenarioError(
             "cluster.cp_size", f"{s.cluster.cp_size} ranks exchange keys and values", "give gpu.nic_gb_per_s"
         )
-    return nic
+    return nic if k.nics_per_node is None else nic * k.nics_per_node / k.gpus_per_node
 
 
 def kv_bytes_per_token(s: Scenario) -> tuple[float, ...]:

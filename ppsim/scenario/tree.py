@@ -61,6 +61,8 @@ class Cluster(Section):
     pp_size: Stages = 4
     tp_size: Positive = 1  # enters the cost
     cp_size: Positive = 1  # context-parallel ranks of a stage; enters the cost, as an estimate
+    gpus_per_node: Positive = 8  # that gpu.link_gb_per_s joins; what leaves the node goes over its NICs
+    nics_per_node: Positive | None = None  # each of gpu.nic_gb_per_s; None: one a GPU
     tp_replicas: Stages = 1  # tensor-parallel ranks of a stage that run as scheduler replicas of their own
     pp_async_batch_depth: Annotated[int, Field(ge=0, le=MAX_STAGES)] = 0
     comm_overlap: bool = False  # a communication stream of its own (SGLANG_PP_COMM_OVERLAP)
@@ -138,7 +140,7 @@ class Gpu(Section):
     memory_gb: Figure | None = None  # None: that of the key, else 80
     hbm_gb_per_s: Figure | None = None
     link_gb_per_s: Figure | None = None  # to the other GPUs of its node, one direction
-    nic_gb_per_s: Figure | None = None  # network of a GPU; None: the table
+    nic_gb_per_s: Figure | None = None  # of one NIC, one direction (cluster.nics_per_node); None: the table
     mem_fraction_static: Fraction = 0.85
 
 
@@ -156,7 +158,15 @@ class CostTree(Section):
     efficiency: Annotated[float, Field(ge=1e-6, le=1, allow_inf_nan=False)] = (
         0.6  # roofline: reached share of the peak arithmetic rate
     )
-    tp_gb_per_s: PositiveRate | None = None  # roofline: all-reduce ring
+    tp_gb_per_s: PositiveRate | None = None  # roofline: all-reduces are one flat ring; None: link and NICs of a node
+    # roofline: latencies of an all-reduce, a step inside a node, a step between nodes, and the start of a call. NCCL's
+    # tuning table for small messages has 0.6, 5.0 and 6.8; with 0 short batches are a lower bound
+    link_latency_us: Cost = 0.0
+    nic_latency_us: Cost = 0.0
+    all_reduce_us: Cost = 0.0
+    # roofline: of each layer in each forward pass, starts and ends of its kernels. About 35 in a published measurement
+    # of vLLM and SGLang on an H100 (ppsim.cost.roofline); with 0 decode is a lower bound, and a run says so
+    layer_overhead_us: Cost = 0.0
     slot_ms: tuple[Cost, ...] = ()
     prefill_floor_ms: Cost = 0.0
     prefill_c_ms: Cost = 2.0

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from ppsim.cost.roofline import DECODE_LAYER_US
 from ppsim.scenario.chunks import sglang_predictor
-from ppsim.scenario.tree import Disaggregation, Links, Scenario, Workload
+from ppsim.scenario.tree import Disaggregation, Length, Links, Scenario, Workload
+
+OVERHEADS = ("link_latency_us", "nic_latency_us", "all_reduce_us", "layer_overhead_us")
 
 
 def start_warnings(s: Scenario) -> tuple[str, ...]:
@@ -23,7 +26,22 @@ def start_warnings(s: Scenario) -> tuple[str, ...]:
             "a slot takes one request, and not every stage has one to work on"
         )
     found += locks(s)
+    if decodes_on_roofline(s) and not s.cost.layer_overhead_us:
+        found.append(
+            "decode is a lower bound: cost.layer_overhead_us is 0, no kernel costs anything to start; a published "
+            f"measurement says about {DECODE_LAYER_US:g}"
+        )
     return tuple(found)
+
+
+def decodes_on_roofline(s: Scenario) -> bool:
+    """Whether decode batches come, at least of requests that the scenario itself names, and a roofline times them."""
+    w = s.workload
+    if s.cost.source != "roofline" or w.source == "chunks":
+        return False
+    if w.source == "requests":
+        return any(request.output > 1 for request in w.requests)
+    return w.source == "trace" or w.output_length != Length(value=1)
 
 
 def locks(s: Scenario) -> list[str]:
@@ -105,6 +123,7 @@ def without_effect(s: Scenario) -> list[str]:
         if getattr(d, key) != getattr(usual, key)
     ]
     found += [f"links.{key} has no effect {why}" for key, why in idle_link_keys(s)]
+    found += [f"{key} has no effect {why}" for key, why in idle_node_keys(s)]
     if s.workload.source != "trace":
         w, unset = s.workload, Workload()
         found += [
@@ -118,6 +137,31 @@ def without_effect(s: Scenario) -> list[str]:
         found += [f"observations.listed: no request has the id {rid!r}" for rid in listed]
         faulty = dict.fromkeys(fault.rid for fault in d.kv_faults if fault.rid not in known)
         found += [f"disaggregation.kv_faults: no request has the id {rid!r}" for rid in faulty]
+    return found
+
+
+def idle_node_keys(s: Scenario) -> list[tuple[str, str]]:
+    """Keys of a node's links and of roofline overheads that are set and cannot matter, each with the reason."""
+    c, k = s.cost, s.cluster
+    usual = {**{f"cost.{n}": 0.0 for n in OVERHEADS}, "cluster.gpus_per_node": 8, "cluster.nics_per_node": None}
+    given = {**{f"cost.{n}": getattr(c, n) for n in OVERHEADS}}
+    given |= {"cluster.gpus_per_node": k.gpus_per_node, "cluster.nics_per_node": k.nics_per_node}
+    roofline, ranks = c.source == "roofline", k.tp_size * k.cp_size
+    found = []
+    for key, value in given.items():
+        if value == usual[key]:
+            continue
+        if key.startswith("cluster."):
+            if c.source == "unit" or (not roofline and k.cp_size == 1):
+                found.append((key, f"with cost.source {c.source!r}"))
+            elif roofline and key == "cluster.nics_per_node" and ranks <= k.gpus_per_node:
+                found.append((key, f"where {ranks} GPUs of a stage stay in a node of {k.gpus_per_node}"))
+        elif not roofline:
+            found.append((key, f"with cost.source {c.source!r}"))
+        elif key != "cost.layer_overhead_us" and k.tp_size == 1:
+            found.append((key, "with cluster.tp_size 1"))
+        elif key == "cost.nic_latency_us" and k.tp_size <= k.gpus_per_node:
+            found.append((key, f"where {k.tp_size} GPUs stay in a node of {k.gpus_per_node}"))
     return found
 
 

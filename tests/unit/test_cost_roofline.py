@@ -9,7 +9,7 @@ import pytest
 from ppsim.cost.config_json import load_model
 from ppsim.cost.gpu import load_gpu
 from ppsim.cost.partition import even_partition
-from ppsim.cost.roofline import Rates, RooflineCost
+from ppsim.cost.roofline import DECODE_LAYER_US, Rates, RooflineCost
 from ppsim.errors import ScenarioError
 
 IDEAL = Rates(efficiency=1.0, hbm_fraction=1.0, moe_tile_rows=0)
@@ -122,14 +122,40 @@ def test_all_reduce_is_added_with_the_ring_factor_and_not_hidden() -> None:
     assert eight.batch_ns(0, 0, [(0, tokens, False)]) == pytest.approx((compute + comm) * 1e9, rel=1e-6)
 
 
-def test_a_ring_that_leaves_the_node_runs_at_the_nic_or_says_that_its_speed_is_unknown() -> None:
-    shape = load_model("llama-3.1-405b")
+def test_an_all_reduce_that_leaves_the_node_takes_all_of_its_nics_or_says_that_their_speed_is_unknown() -> None:
+    """16 ranks in two nodes: 7/8 twice over NVLink, and half of the tensor twice over eight NICs of 50 GB/s."""
+    shape, tokens = load_model("llama-3.1-405b"), 4096
     wide = RooflineCost(shape, load_gpu("h100"), 16, (126,), IDEAL)
-    assert wide.ring_bytes_per_s == 50e9
+    one = tokens * 16384 * 2.0
+    expected = 126 * 2 * (2 * 7 / 8 * one / 450e9 + 2 * (1 / 2) * (one / 8) / 50e9)
+    assert wide.breakdown(0, [(0, tokens, False)]).comm_s == pytest.approx(expected)
+    single = RooflineCost(shape, load_gpu("h100"), 16, (126,), replace(IDEAL, nics_per_node=1))
+    expected = 126 * 2 * (2 * 7 / 8 * one / 450e9 + 2 * (1 / 2) * one / 50e9)
+    assert single.breakdown(0, [(0, tokens, False)]).comm_s == pytest.approx(expected)
     with pytest.raises(ScenarioError, match="16 leaves the node of 8; h20 has no known NIC bandwidth"):
         RooflineCost(shape, load_gpu("h20"), 16, (126,), IDEAL)
     given = RooflineCost(shape, load_gpu("h20"), 16, (126,), replace(IDEAL, tp_gb_per_s=25.0))
-    assert given.ring_bytes_per_s == 25e9
+    assert given.breakdown(0, [(0, tokens, False)]).comm_s == pytest.approx(126 * 2 * (2 * 15 / 16 * one) / 25e9)
+
+
+def test_overheads_are_paid_by_every_layer_and_every_all_reduce_whatever_the_batch() -> None:
+    rates = replace(IDEAL, layer_overhead_us=35.0, link_latency_us=0.6, nic_latency_us=5.0, all_reduce_us=6.8)
+    shape = load_model("llama-3.1-405b")
+    for tp, reduce_us in ((8, 6.8 + 14 * 0.6), (16, 6.8 + 14 * 0.6 + 2 * 5.0)):
+        for work in ([(0, 4096, False)], [(500, 1, True)] * 7):
+            plain = RooflineCost(shape, load_gpu("h100"), tp, (60, 66), IDEAL).breakdown(1, work)
+            found = RooflineCost(shape, load_gpu("h100"), tp, (60, 66), rates).breakdown(1, work)
+            assert found.overhead_s == pytest.approx(66 * (35.0 + 2 * reduce_us) * 1e-6)
+            assert found.total_s - plain.total_s == pytest.approx(found.overhead_s)
+    alone = RooflineCost(load_model("llama-3.1-8b"), load_gpu("h100"), 1, (32,), rates)
+    assert alone.breakdown(0, [(500, 1, True)]).overhead_s == pytest.approx(32 * 35e-6)  # nobody to reduce with
+    assert alone.coefficients().floor_ms - dense().coefficients().floor_ms == pytest.approx(32 * 0.035)
+
+
+def test_half_the_bandwidth_of_an_h100_is_what_the_published_overhead_stands_for() -> None:
+    """Llama-3.2-1B, one row: vLLM and SGLang reach half of 3.35 TB/s; 16 layers, 1.24e9 weights of two bytes."""
+    measured_s, reached_s = 1.24e9 * 2 / (0.5 * 3.35e12), 1.24e9 * 2 / (Rates().hbm_fraction * 3.35e12)
+    assert pytest.approx((measured_s - reached_s) / 16 * 1e6, rel=0.02) == DECODE_LAYER_US
 
 
 def test_half_the_efficiency_doubles_the_arithmetic_and_nothing_else() -> None:
@@ -160,5 +186,9 @@ def test_impossible_settings_are_refused_by_name() -> None:
         Rates(efficiency=0.0)
     with pytest.raises(ScenarioError, match="hbm_fraction"):
         Rates(hbm_fraction=1.5)
+    for name in ("link_latency_us", "nic_latency_us", "all_reduce_us", "layer_overhead_us"):
+        for value in (-1.0, float("nan"), float("inf")):
+            with pytest.raises(ScenarioError, match=f"cost.{name}"):
+                replace(Rates(), **{name: value})
     with pytest.raises(ScenarioError, match="expand_at"):
         Rates(expand_at="fp8")

@@ -14,6 +14,8 @@ from ppsim.cli.compare import pictures
 from ppsim.cli.entry import app
 from ppsim.errors import ScenarioError, UsageError
 from ppsim.plan.compare import Comparison, Question, compare, crossing
+from ppsim.plan.compare_links import Overheads
+from ppsim.plan.compare_question import Decode
 from ppsim.report.crossover import covers_curve, free_box, overlap
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP = 80, 8192, 64, 8, 128, 28672  # Llama-3.1-70B
@@ -88,10 +90,39 @@ def test_the_crossover_is_where_the_formulas_cross(llama: Comparison) -> None:
     assert found.gb_per_s == pytest.approx(by_hand, rel=0.03)
 
 
-def test_a_measured_speedup_says_what_the_link_gives() -> None:
+def nodes_ttft_s(gb_per_s: float, num_nodes: int) -> float:
+    """Tensor parallelism over nodes of eight with a NIC a GPU, and what layers and all-reduces cost for each chunk."""
+    hidden = PROMPT * HIDDEN * 2
+    moving = LAYERS * 2 * (2 * 7 / 8 * hidden / LINK + 2 * (num_nodes - 1) / num_nodes * hidden / 8 / (gb_per_s * 1e9))
+    fixed_us = LAYERS * (35.0 + 2 * (6.8 + 14 * 0.6 + 2 * (num_nodes - 1) * 5.0)) * (PROMPT // CHUNK)
+    return flops(0, PROMPT) / (num_nodes * GROUP * BF16_FLOPS * EFFICIENCY) + moving + fixed_us * 1e-6
+
+
+def test_without_a_link_the_nics_of_the_gpu_table_join_the_nodes() -> None:
+    found = compare(Question("llama-3.1-70b", "h100", GPUS, PROMPT, efficiency=EFFICIENCY, chunk=CHUNK))
+    assert {s.link_gb_per_s for s in found.standings} == {50.0}
+    (tp,) = [s for s in found.standings if s.way == "tp"]
+    assert tp.ttft_s == pytest.approx(nodes_ttft_s(50.0, STAGES), rel=0.01)
+    assert found.base.ttft_s == pytest.approx(nodes_ttft_s(50.0, 1), rel=0.01)
+    assert "nodes of 8 GPUs with 8 NICs each" in " ".join(found.notes)
+    few = Question(
+        "llama-3.1-70b", "h100", GPUS, PROMPT, None, (), EFFICIENCY, CHUNK, nics_per_node=2, nic_gb_per_s=(200.0,)
+    )
+    (same,) = [s for s in compare(few).standings if s.way == "tp"]
+    assert same.ttft_s == pytest.approx(tp.ttft_s)  # two NICs of 200 GB/s carry what eight of 50 do
+
+
+def test_a_measured_speedup_says_what_a_nic_gives() -> None:
+    wanted = 2.0
+    by_hand = solve(lambda b: nodes_ttft_s(b, 1) / nodes_ttft_s(b, STAGES) - wanted)
+    q = Question("llama-3.1-70b", "h100", GPUS, PROMPT, efficiency=EFFICIENCY, chunk=CHUNK, speedup=wanted)
+    assert compare(q).speedup_gb_per_s == pytest.approx(by_hand, rel=0.02)
+
+
+def test_a_measured_speedup_says_what_one_link_gives() -> None:
     wanted = 2.0
     by_hand = solve(lambda b: base_ttft_s() / tp_ttft_s(b) - wanted)
-    q = Question("llama-3.1-70b", "h100", GPUS, PROMPT, efficiency=EFFICIENCY, chunk=CHUNK, speedup=wanted)
+    q = Question("llama-3.1-70b", "h100", GPUS, PROMPT, None, (50.0,), EFFICIENCY, CHUNK, speedup=wanted)
     assert compare(q).speedup_gb_per_s == pytest.approx(by_hand, rel=0.02)
 
 
@@ -183,6 +214,18 @@ def test_memory_that_is_too_small_is_told_beside_the_figures(deepseek: Compariso
         ({"efficiency": float("nan")}, "--efficiency nan"),
         ({"chunk": 100}, "--chunk 100: expected a multiple of 64"),
         ({"speedup": -1.0}, "--speedup -1"),
+        ({"gpus_per_node": 0}, "--gpus-per-node 0"),
+        ({"nics_per_node": 0}, "--nics-per-node 0"),
+        ({"nic_gb_per_s": (-1.0,)}, "--nic-gb-per-s -1"),
+        ({"nic_gb_per_s": (50.0,), "link_gb_per_s": (50.0,)}, "--link-gb-per-s is one link between the groups"),
+        ({"nics_per_node": 4, "num_gpus": 8, "tp_size": 4}, "--gpus 8: expected more than a node of 8"),
+        ({"nics_per_node": 4, "tp_size": 16}, "--tp 16: expected a group inside a node of 8"),
+        ({"overheads": Overheads(layer_overhead_us=-1.0)}, "--layer-overhead-us -1"),
+        ({"overheads": Overheads(nic_latency_us=float("nan"))}, "--nic-latency-us nan"),
+        ({"decode": Decode(0, 128)}, "--concurrency 0"),
+        ({"decode": Decode(8, 0)}, "--output-tokens 0"),
+        ({"decode": Decode(8, 128, -1)}, "--serve -1"),
+        ({"decode": Decode(8, 1, 16)}, "there is no decode to serve"),
         ({"model": "lama-3.1-70b"}, "nearest: llama-3.1-70b"),
         ({"gpu": "h1000"}, "nearest: h100"),
     ],

@@ -476,6 +476,12 @@ KEYS: dict[str, Case] = {
     "gpu.mem_fraction_static": Case(FROM_MEMORY, {"gpu.mem_fraction_static": 0.5}),
     # cost
     "cost.efficiency": Case(ROOFLINE, {"cost.efficiency": 0.3}),
+    "cost.link_latency_us": Case({**ROOFLINE, "cluster.tp_size": 2}, {"cost.link_latency_us": 3.0}),
+    "cost.nic_latency_us": Case({**ROOFLINE, "cluster.tp_size": 16}, {"cost.nic_latency_us": 3.0}),
+    "cost.all_reduce_us": Case({**ROOFLINE, "cluster.tp_size": 2}, {"cost.all_reduce_us": 3.0}),
+    "cost.layer_overhead_us": Case(ROOFLINE, {"cost.layer_overhead_us": 3.0}),
+    "cluster.gpus_per_node": Case({**ROOFLINE, "cluster.tp_size": 8}, {"cluster.gpus_per_node": 4}),
+    "cluster.nics_per_node": Case({**ROOFLINE, "cluster.tp_size": 16}, {"cluster.nics_per_node": 1}),
     "cost.tp_gb_per_s": Case({**ROOFLINE, "cluster.tp_size": 2}, {"cost.tp_gb_per_s": 5.0}),
     "model.key": Case(ROOFLINE, {"model.key": "llama-3.1-8b"}),
     "model.kv_cache_dtype": Case(ROOFLINE, {"model.kv_cache_dtype": "fp8_e4m3"}),
