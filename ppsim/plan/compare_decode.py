@@ -156,6 +156,9 @@ def serving_scenario(field_: Field, split: Split, gb_per_s: float | None) -> Sce
     alone = not joint.nodes and split.cp_size > 1  # one link: whatever leaves the group takes it
     hop = joint.hop_s_per_byte(split.tp_size, gb_per_s) if split.pp_size > 1 else 0.0
     cost: dict[str, Any] = {name: getattr(rates, name) for name in ("efficiency", "tp_gb_per_s", *PUBLISHED)}
+    gpu: dict[str, Any] = {"key": q.gpu, "mem_fraction_static": MEM_FRACTION}
+    if gb_per_s is not None:
+        gpu["nic_gb_per_s"] = gb_per_s
     raw = {
         "name": f"compare {split}",
         "cluster": {
@@ -172,7 +175,7 @@ def serving_scenario(field_: Field, split: Split, gb_per_s: float | None) -> Sce
             "disable_radix_cache": True,
         },
         "model": {"key": q.model},
-        "gpu": {"key": q.gpu, "mem_fraction_static": MEM_FRACTION},
+        "gpu": gpu,
         "cost": {"source": "roofline", **cost},
         "links": {"bandwidth_gb_per_s": 1e-9 / hop if hop else 0.0, "latency_us": field_.hop_latency_us(split)},
         "workload": {
@@ -183,8 +186,6 @@ def serving_scenario(field_: Field, split: Split, gb_per_s: float | None) -> Sce
             "output_length": {"value": asked.output},
         },
     }
-    if gb_per_s is not None:
-        raw["gpu"]["nic_gb_per_s"] = gb_per_s
     return validate(raw)
 
 
