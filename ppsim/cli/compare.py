@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppsim.cli.guard import guarded
-from ppsim.cli.options import JsonOption
+from ppsim.cli.options import GpuOption, JsonOption, KvCacheOption, tell_notes
 
 if TYPE_CHECKING:
     from ppsim.plan.compare import Comparison, Standing
@@ -21,7 +21,7 @@ NAMES = {"pp": "PP", "tp": "TP", "cp": "CP"}
 @guarded
 def compare(
     model: Annotated[str, typer.Option("--model", help="A known model, a config.json, or a folder with one.")],
-    gpu: Annotated[str, typer.Option("--gpu", help="A known GPU.")],
+    gpu: GpuOption,
     gpus: Annotated[int, typer.Option("--gpus", help="GPUs of each way.")],
     prompt: Annotated[int, typer.Option("--prompt", help="Tokens of a prompt.")] = 131072,
     tp: Annotated[
@@ -39,6 +39,7 @@ def compare(
     speedup: Annotated[
         float | None, typer.Option("--speedup", help="Print the link at which TP has this speed-up over the base.")
     ] = None,
+    kv_cache_dtype: KvCacheOption = "auto",
     as_json: JsonOption = False,
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE.png", help="Draw the picture here.")
@@ -59,8 +60,10 @@ def compare(
         chunk=chunk,
         num_requests=requests,
         speedup=speedup,
+        kv_cache_dtype=kv_cache_dtype,
     )
     found = run(asked)
+    tell_notes(asked.shape())
     if output is not None:
         from ppsim.report.crossover import plot_crossovers
 

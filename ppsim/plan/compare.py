@@ -71,6 +71,10 @@ class Question:
     chunk: int | None = None
     num_requests: int = NUM_REQUESTS
     speedup: float | None = None
+    kv_cache_dtype: str = "auto"
+
+    def shape(self) -> ModelShape:
+        return load_model(self.model, kv_dtype=self.kv_cache_dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +135,7 @@ class Field:
     def __init__(self, q: Question) -> None:
         check_numbers(q)
         self.q = q
-        self.shape: ModelShape = load_model(q.model)
+        self.shape: ModelShape = q.shape()
         self.gpu: Gpu = load_gpu(q.gpu)
         self.tp_size = group_size(self.shape, q)
         self.multiple = q.num_gpus // self.tp_size

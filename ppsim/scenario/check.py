@@ -5,6 +5,7 @@ A configuration that can never progress is refused here, at the start, and not p
 
 from __future__ import annotations
 
+from ppsim.cost.quantization import method_named
 from ppsim.errors import ScenarioError
 from ppsim.scenario.gpu import scenario_gpu
 from ppsim.scenario.hicache import check_hicache
@@ -77,6 +78,8 @@ def check_scheduler(s: Scenario) -> None:
 
 def check_model(s: Scenario) -> None:
     m = s.model
+    if m.quantization is not None:
+        method_named("model.quantization", m.quantization)
     if s.gpu.key is not None:
         scenario_gpu(s)  # raises for an unknown key
     if s.cost.source == "roofline":
