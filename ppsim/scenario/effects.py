@@ -64,7 +64,14 @@ GENERATED = (
     *(f"workload.{length}.{leaf}" for length in ("input_length", "output_length") for leaf in ("sigma", "min", "max")),
     *PREFIXES,
 )
-CHUNKING = (*DYNAMIC, "scheduler.max_consecutive_chunks", "scheduler.skip_pure_chunked_output_comm")
+CHUNKING = (
+    *DYNAMIC,
+    "scheduler.max_consecutive_chunks",
+    "scheduler.skip_pure_chunked_output_comm",
+    "scheduler.chunk_counts_as_row",
+    "scheduler.empty_chunk_pieces",
+)
+DEFERS = "scheduler.defer_empty_visits"
 ONLY_PREFILL = (
     "cluster.cp_size",
     "scheduler.schedule_policy",
@@ -73,14 +80,18 @@ ONLY_PREFILL = (
     "scheduler.max_prefill_tokens",
     "scheduler.prefill_max_requests",
     "scheduler.prefill_decode_interval",
+    DEFERS,
     "scheduler.max_consecutive_prefills",
     "scheduler.disable_radix_cache",
+    "scheduler.evict_ahead",
     *PREFIXES,
     "workload.block_tokens",
     "disaggregation.store_lag_us",
 )
 ONLY_DECODE = (
     "scheduler.prefill_decode_interval",
+    DEFERS,
+    "scheduler.empty_chunk_pieces",
     "scheduler.max_consecutive_prefills",
     "scheduler.enable_mixed_chunk",
     "scheduler.reserve_decode",
@@ -89,11 +100,16 @@ ONLY_DECODE = (
     "disaggregation.num_reserved_decode_tokens",
     "chance.stops",
 )
-MIXED = ("scheduler.prefill_decode_interval", "scheduler.max_consecutive_prefills", "scheduler.enable_mixed_chunk")
+MIXED = (
+    "scheduler.prefill_decode_interval",
+    DEFERS,
+    "scheduler.max_consecutive_prefills",
+    "scheduler.enable_mixed_chunk",
+    "scheduler.empty_chunk_pieces",
+)
 NEEDS_NEIGHBOURS = (
     "scheduler.exchange_order",
     "scheduler.hidden_send",
-    "scheduler.skip_pure_chunked_output_comm",
     "cluster.comm_overlap",
     "cluster.cuda_graph",
     "disaggregation.store_lag_us",
@@ -241,7 +257,7 @@ RULES: tuple[Rule, ...] = (
     ),
     Rule(MIXED, is_role("pd"), "disaggregation.role is 'pd': neither side has batches of both kinds"),
     Rule(
-        ("scheduler.schedule_policy", *PREFIXES),
+        ("scheduler.schedule_policy", "scheduler.evict_ahead", *PREFIXES),
         lambda s: s.scheduler.disable_radix_cache,
         "scheduler.disable_radix_cache is set",
     ),
@@ -254,6 +270,12 @@ RULES: tuple[Rule, ...] = (
         (*CHUNKING, "scheduler.enable_mixed_chunk"),
         lambda s: s.scheduler.chunked_prefill_size == -1,
         "scheduler.chunked_prefill_size is -1",
+    ),
+    Rule((DEFERS,), lambda s: not s.scheduler.prefill_decode_interval, "scheduler.prefill_decode_interval is 0"),
+    Rule(
+        ("scheduler.empty_chunk_pieces",),
+        lambda s: not s.scheduler.enable_mixed_chunk,
+        "scheduler.enable_mixed_chunk is off",
     ),
     Rule(DYNAMIC[1:], lambda s: not s.scheduler.enable_dynamic_chunking, "scheduler.enable_dynamic_chunking is off"),
     Rule(
