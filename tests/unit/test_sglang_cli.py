@@ -134,7 +134,12 @@ def test_a_gpu_gives_the_line_stage_times_of_a_known_model() -> None:
     assert "left open: stage times" in plain.stderr
     assert "left open: stage times" not in result.stderr
     tree = tomllib.loads(result.stdout)
-    model = {"path": "deepseek-ai/DeepSeek-V3.1", "key": "deepseek-v3.1", "kv_cache_dtype": "auto"}
+    model = {
+        "path": "deepseek-ai/DeepSeek-V3.1",
+        "key": "deepseek-v3.1",
+        "kv_cache_dtype": "auto",
+        "num_hidden_layers": 61,
+    }
     assert tree["model"] == model
     assert (tree["gpu"]["key"], tree["cost"]["source"]) == ("h20", "roofline")
     assert tree["cost"]["efficiency"] == load_gpu("h20").efficiency
