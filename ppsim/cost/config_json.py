@@ -108,7 +108,7 @@ def load_model(
     if key is not None and not (path / "config.json").is_file():  # a folder's own config tells more than its name
         shape = from_config(table[key], key)
     elif path.is_dir() or path.suffix == ".json":
-        shape = from_config(read_config(path / "config.json" if path.is_dir() else path), str(path))
+        shape = from_config(config_of(path), str(path))
     else:
         near = get_close_matches(name_or_path.rsplit("/", 1)[-1].lower(), table, n=1, cutoff=0.3)
         raise ScenarioError(
@@ -122,6 +122,17 @@ def load_model(
         width = type_bytes("weight_dtype", weight_dtype)
         shape = replace(shape, weight_bytes=width, math_bytes=None, mixer_bytes=None, dense_bytes=None)
     return shape if quantization is None else quantised(shape, quantization)
+
+
+def config_of(path: Path) -> Mapping[str, Any]:
+    """A config.json, or that of a folder, where ModelOpt may write the types of the weights into a file beside it."""
+    config = dict(read_config(path / "config.json" if path.is_dir() else path))
+    beside = path / "hf_quant_config.json"
+    if path.is_dir() and beside.is_file() and not any(config.get(n) for n in ("quantization_config", "text_config")):
+        told = read_config(beside).get("quantization")
+        if isinstance(told, Mapping):
+            config["quantization_config"] = {"quant_method": "modelopt", **told}
+    return config
 
 
 def read_config(path: Path) -> Mapping[str, Any]:

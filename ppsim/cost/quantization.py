@@ -88,7 +88,7 @@ class Widths:
 
 def widths_of(f: Fields, plain: float, num_layers: int) -> Widths:
     """Widths of a config whose own type has ``plain`` bytes. Raises ScenarioError for an unknown method."""
-    quantization = f.get("quantization_config")
+    quantization = f.get("quantization_config") or f.get("compression_config")
     if not isinstance(quantization, Mapping):
         return Widths(plain)
     name = f"{f.name}: quantization_config"
@@ -109,7 +109,30 @@ def widths_of(f: Fields, plain: float, num_layers: int) -> Widths:
     mixer, dense, notes = left_out(q, plain, num_layers)
     if is_4bit:
         stored = (4 + 0.5) / BYTE  # NF4 with a float32 scale for 64 weights
+    notes += mixed(quantization)
     return Widths(stored, plain if stored_only else operand_of(bits), mixer, dense, notes)
+
+
+def mixed(quantization: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is not the same for all weights, or is said of the cache, as sentences."""
+    found = []
+    groups = quantization.get("config_groups")
+    weights = (
+        [g.get("weights") for g in groups.values() if isinstance(g, Mapping)] if isinstance(groups, Mapping) else []
+    )
+    widths = [w.get("num_bits") for w in weights if isinstance(w, Mapping)]
+    if any(width != widths[0] for width in widths):
+        found.append(f"quantization_config has groups of {', '.join(map(str, widths))} bits: all count as the first")
+    of_layers = [n for n in ("dynamic", "layer_quant_config", "quantized_layers") if quantization.get(n)]
+    if of_layers:
+        found.append(f"quantization_config.{of_layers[0]} gives some modules a type of their own: not read")
+    cache = next((n for n in ("kv_cache_scheme", "kv_cache_quant_algo") if quantization.get(n)), None)
+    if cache is not None:
+        found.append(
+            f"quantization_config has {cache}: a server may keep an fp8 cache for it; here the cache has the model's "
+            "type unless kv_cache_dtype says another"
+        )
+    return tuple(found)
 
 
 def method_of(q: Fields, quantization: Mapping[str, Any]) -> tuple[Method, bool]:
@@ -117,6 +140,8 @@ def method_of(q: Fields, quantization: Mapping[str, Any]) -> tuple[Method, bool]
     of its own."""
     method = str(quantization.get("quant_method", "fp8")).lower()
     algorithm = str(quantization.get("quant_algo", "")).lower()
+    if "mixed" in algorithm:
+        raise ScenarioError(f"{q.name}.quant_algo", f"{algorithm!r} gives each layer a type of its own: it is not read")
     if any(word in algorithm for word in FP4_ALGORITHMS):
         method = "nvfp4"
     elif "w4a" in algorithm:

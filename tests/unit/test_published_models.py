@@ -7,11 +7,13 @@ both or neither, as authors differ. Layers that only speculate and towers for pi
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ppsim.cost.config_json import from_config
+from ppsim.cost.config_json import from_config, load_model
 from ppsim.errors import ScenarioError
 
 
@@ -992,3 +994,62 @@ def test_mpt_says_its_heads_in_a_table_of_its_own() -> None:
     eight = {**config, "attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": 8}}
     assert from_config(one, "m").kv_bytes_per_token == 48 * 2 * 112 * 2
     assert from_config(eight, "m").kv_bytes_per_token == 48 * 2 * 8 * 112 * 2
+
+
+# --- types of weights -----------------------------------------------------------------------------------------------
+
+SMALL = sizes("llama", 2, 1024, 4096, 32000, **heads(8, 8))
+MATRICES = 2 * (4 * 1024 * 1024 + 3 * 1024 * 4096)
+
+
+def layer_bytes(quantization: dict[str, Any], place: str = "quantization_config") -> float:
+    shape = from_config({**SMALL, place: quantization}, "m")
+    return sum(shape.layer_weight_bytes(i) for i in range(2))
+
+
+@pytest.mark.parametrize(
+    ("quantization", "bits"),
+    [
+        ({"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}, 8),
+        ({"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True}, 4 + 20 / 128),
+        ({"quant_method": "gptq", "bits": 8, "group_size": 128}, 8 + 20 / 128),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, 4.5),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, 8),
+        ({"quant_method": "mxfp4"}, 4.25),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32}}},
+            },
+            4 + 16 / 32,
+        ),
+    ],
+)
+def test_bits_of_a_weight_are_those_of_the_format(quantization: dict[str, Any], bits: float) -> None:
+    assert layer_bytes(quantization) == pytest.approx(MATRICES * bits / 8)
+    assert layer_bytes(quantization, "compression_config") == layer_bytes(quantization)
+
+
+def test_modelopt_may_say_it_in_a_file_beside_the_config(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SMALL))
+    told = {"producer": {"name": "modelopt"}, "quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "FP8"}}
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps(told))
+    shape = load_model(str(tmp_path))
+    assert sum(shape.layer_weight_bytes(i) for i in range(2)) == pytest.approx(MATRICES * 4.5 / 8)
+    assert any("kv_cache_quant_algo: a server may keep an fp8 cache" in note for note in shape.notes)
+
+
+def test_types_that_differ_from_layer_to_layer_are_told_or_refused() -> None:
+    groups = {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8}}}
+    shape = from_config(
+        {**SMALL, "quantization_config": {"quant_method": "compressed-tensors", "config_groups": groups}}, "m"
+    )
+    assert any("groups of 4, 8 bits: all count as the first" in note for note in shape.notes)
+    dynamic = {"quant_method": "gptq", "bits": 4, "group_size": 128, "dynamic": {"-:.*attn.*": {}}}
+    assert any(
+        "dynamic gives some modules" in n for n in from_config({**SMALL, "quantization_config": dynamic}, "m").notes
+    )
+    with pytest.raises(ScenarioError, match="'mixed_precision' gives each layer a type of its own"):
+        layer_bytes({"quant_method": "modelopt", "quant_algo": "MIXED_PRECISION"})
+    with pytest.raises(ScenarioError, match="unknown method 'int3_magic'"):
+        layer_bytes({"quant_method": "int3_magic"})
