@@ -207,6 +207,10 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         raise ScenarioError(
             f"{name}: model_type", f"{model_type!r} cannot be read: it attends to an encoder's output as well"
         )
+    for table in family.lifts:
+        inner = text.get(table)
+        if isinstance(inner, Mapping):
+            text = {**inner, **{field: value for field, value in text.items() if field != table}}
     names = {ours: theirs for ours, theirs in family.names.items() if theirs in text}
     renamed = {**text, **{ours: text[theirs] for ours, theirs in names.items()}}
     usual = class_defaults().get(model_type, {}) if place else {}

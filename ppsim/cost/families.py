@@ -68,6 +68,7 @@ class Family:
     state_kind: str = ""
     window_pool: bool = False  # SGLang's is_hybrid_swa_model
     refuse: str = ""
+    lifts: list[str] = field(default_factory=list)  # tables of the config whose fields are the model's own
     names: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
 

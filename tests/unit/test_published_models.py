@@ -51,6 +51,20 @@ V3 = sizes(
     num_nextn_predict_layers=1,
 )
 PUBLISHED: dict[str, tuple[float, float, dict[str, Any]]] = {
+    "dbrx": (
+        131.6,
+        36.0,
+        {
+            "model_type": "dbrx",
+            "d_model": 6144,
+            "n_heads": 48,
+            "n_layers": 40,
+            "vocab_size": 100352,
+            "max_seq_len": 32768,
+            "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 500000},
+            "ffn_config": {"ffn_hidden_size": 10752, "moe_jitter_eps": 0.01, "moe_num_experts": 16, "moe_top_k": 4},
+        },
+    ),
     "qwen3-next": (
         79.7,
         3.3,
