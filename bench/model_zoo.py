@@ -67,6 +67,7 @@ OWN: dict[str, dict[str, Any]] = {  # where the defaults of a class make no mode
     },
     "qwen2": {"use_sliding_window": True, "max_window_layers": 3},
 }
+TIES_NOT = ("qwen2_5_omni_text",)  # its class ties by default, and the thinker around it, which has the head, does not
 SHORT = 4
 TOWERS = ("vision", "audio", "image", "multi_modal", "projector", "embed_tokens_extend")  # in names of parameters
 
@@ -269,24 +270,25 @@ Behind it stands a dense block, experts with or without shared ones, both, or no
 `ppsim/cost/attention.py`, `state.py`, `roofline.py`; which field says which layer is what: `patterns.py`; what a
 `model_type` implies without a field (norms, biases, tied embeddings, shared experts): `ppsim/data/families.toml`.
 
-Types that transformers has no class for and that are served all the same (DeepSeek-MoE, Baichuan, Grok, Arctic, Step-3,
-HunYuan-Large, Ling, Pangu Pro, ...) have rows in `families.toml` too; `tests/unit/test_published_models.py` holds them
-and fifty published configs against the parameters that their authors give. A `model_type` without a row is read from
-its fields alone, and a note says so; if a field of layers remains that nothing reads (`mamba_*`, `*_pattern`,
-`*_lora_rank`, ...), it is refused with the field's name.
+Types that transformers has no class for and that are served all the same (DeepSeek-MoE, Baichuan, Grok, Arctic,
+Step-3, HunYuan-Large, Ling, Pangu Pro, ...) have rows in `families.toml` too; `tests/unit/test_published_models.py`
+holds them and fifty published configs against the parameters that their authors give. A `model_type` without a row is
+read from its fields alone, and a note says so; if a field of layers remains that nothing reads (`mamba_*`,
+`*_pattern`, `*_lora_rank`, ...), it is refused with the field's name.
 
 ## Types of weights and of the cache
 
-`quantization_config` (or `compression_config`, or ModelOpt's `hf_quant_config.json` beside the config) gives the bits of
-a weight with their scales, at which width it is multiplied, and what is left out: `ppsim/cost/quantization.py`. Groups of
-several widths, modules with a type of their own, and a scheme for the cache are told; a type for each layer and an
-unknown method are refused. `model.quantization` (`--quantization`) quantises a checkpoint while it is loaded.
-`model.kv_cache_dtype` (`--kv-cache-dtype` of `layers`, `chunks`, `compare`, `tune` and of launch lines) is the type of
-the cache; `auto` is the model's own. The executor computes and caches in one type and refuses any other wish.
+`quantization_config` (or `compression_config`, or ModelOpt's `hf_quant_config.json` beside the config) gives the bits
+of a weight with their scales, at which width it is multiplied, and what is left out: `ppsim/cost/quantization.py`.
+Groups of several widths, modules with a type of their own, and a scheme for the cache are told; a type for each layer
+and an unknown method are refused. `model.quantization` (`--quantization`) quantises a checkpoint while it is loaded.
+`model.kv_cache_dtype` (`--kv-cache-dtype` of `layers`, `chunks`, `compare`, `tune` and of launch lines) is the type
+of the cache; `auto` is the model's own. The executor computes and caches in one type and refuses any other wish.
 
-`model.key` gives layers, memory and bytes whatever `cost.source`; costs that are nobody's (the defaults of the quadratic
-model) are told by `run`, and `tune` recommends nothing on them. `gpu.key` and `--gpu` take a key of `ppsim list gpus` or a
-TOML file of the fields of `[gpu]`; figures in a scenario's `[gpu]` replace those of the key, or make a GPU alone.
+`model.key` gives layers, memory and bytes whatever `cost.source`; costs that are nobody's (the defaults of the
+quadratic model) are told by `run`, and `tune` recommends nothing on them. `gpu.key` and `--gpu` take a key of `ppsim
+list gpus` or a TOML file of the fields of `[gpu]`; figures in a scenario's `[gpu]` replace those of the key, or make
+a GPU alone.
 
 Left out of times and memory: norms and biases (under 0.1 %), layers that only speculate
 (`num_nextn_predict_layers`), towers for pictures and sound, which are named in a note. SGLang keeps an indexer's key in
@@ -349,6 +351,8 @@ def defaults_text() -> str:
         fields = CONFIG_MAPPING[model_type]().to_dict()
         sizes = (name for name, value in fields.items() if is_size(value))
         found = {name: fields[name] for name in sizes if name not in HARMLESS}
+        if model_type in TIES_NOT:
+            found.pop("tie_word_embeddings", None)
         if found:
             values = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.items())
             lines.append(f"{json.dumps(model_type)} = {{ {values} }}")

@@ -203,6 +203,10 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     for whole_type, whole in (family_of(config), (model_type, family)):
         if whole.refuse:
             raise ScenarioError(f"{name}: model_type", f"{whole_type!r} cannot be read: {whole.refuse}")
+    if not family.known and is_encoder(text):
+        raise ScenarioError(
+            f"{name}: model_type", f"{model_type!r} is an encoder: a server of text keeps no cache for it"
+        )
     if text.get("is_encoder_decoder") is True or text.get("add_cross_attention"):
         raise ScenarioError(
             f"{name}: model_type", f"{model_type!r} cannot be read: it attends to an encoder's output as well"
@@ -214,6 +218,8 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     names = {ours: theirs for ours, theirs in family.names.items() if theirs in text}
     renamed = {**text, **{ours: text[theirs] for ours, theirs in names.items()}}
     usual = class_defaults().get(model_type, {}) if place else {}
+    if "kv_lora_rank" in text:
+        usual = {name: value for name, value in usual.items() if name != "head_dim"}  # MLA has widths of its own
     usual |= {ours: usual[theirs] for ours, theirs in family.names.items() if theirs in usual}
     f = Fields(renamed, name, family.defaults, usual)
     f.used.update(names.values())
@@ -245,6 +251,15 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         has_window_pool=family.window_pool,
         notes=(*notes_of(f, config, text, place, model_type, family), *widths.notes),
     )
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether an unknown config is of BERT's kind: it tells sentences apart, or was trained to fill in words."""
+    names = config.get("architectures")
+    listed = [str(name) for name in names] if isinstance(names, list) else []
+    causal = any("CausalLM" in name or "ConditionalGeneration" in name for name in listed)
+    filled = any(name.endswith(("MaskedLM", "PreTraining", "SequenceClassification", "BertModel")) for name in listed)
+    return not causal and not config.get("is_decoder") and (filled or "type_vocab_size" in config)
 
 
 def num_layers_of(f: Fields) -> int:

@@ -37,7 +37,7 @@ def reach_of(f: Fields, word: str) -> Reach:
 
 def attention_of(f: Fields, family: Family, word: str) -> GroupedQuery | Latent:
     """Attention of a layer of this kind."""
-    if f.get("kv_lora_rank"):
+    if f.get("kv_lora_rank") and f.get("use_mla", True):
         return latent(f, family, word)
     f.get("head_dim")
     num_heads = swa(f, "num_attention_heads", word) or f.positive("num_attention_heads")

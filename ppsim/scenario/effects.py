@@ -192,7 +192,7 @@ def is_said_otherwise(field: str) -> Callable[[Scenario], bool]:
             "hidden_size": shape.hidden_size,
             "tie_word_embeddings": shape.tie_word_embeddings,
         }
-        return getattr(s.model, field) != own.get(field)
+        return bool(getattr(s.model, field) != own.get(field))
 
     return differs
 

@@ -944,6 +944,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         sizes("bailing_moe_linear", 20, 2048, 5120, 157184, **heads(16, 4, 128), layer_group_size=5),
         "linear layers of a kind that no field describes",
     ),
+    "an encoder": (sizes("deberta-v2", 12, 768, 3072, 128100, **heads(12, 12), type_vocab_size=0), "is an encoder"),
     "unknown pattern": (
         sizes("new_hybrid", 24, 2048, 8192, 32000, **heads(16, 4), layer_pattern="MA"),
         "layer_pattern",
@@ -1000,6 +1001,15 @@ def test_llama_4_looks_at_chunks_in_three_layers_of_four() -> None:
     text = {**config["text_config"], "no_rope_layers": [1, 0] * 24}
     kinds = [layer.kind.split(" |")[0] for layer in from_config({**config, "text_config": text}, "m").layers]
     assert kinds == ["chunks of 8192", "full"] * 24
+
+
+def test_a_deepseek_without_mla_has_heads_of_the_usual_width() -> None:
+    """DeepSeek-VL2 tiny: use_mla false, the widths of MLA are null, and the class's own default is another width."""
+    text = PUBLISHED["deepseek-v2-lite"][2] | {"num_hidden_layers": 12, "hidden_size": 1280, **heads(10, 10)}
+    none = {"kv_lora_rank": None, "qk_nope_head_dim": 0, "qk_rope_head_dim": 0, "v_head_dim": 0}
+    outer = {"model_type": "deepseek_vl_v2", "language_config": text | none | {"use_mla": False}}
+    assert from_config(outer, "m").kv_bytes_per_token == 12 * 2 * 1280 * 2
+    assert from_config(text | {"use_mla": False, "v_head_dim": 128}, "m").kv_bytes_per_token == 12 * 2 * 1280 * 2
 
 
 def test_mpt_says_its_heads_in_a_table_of_its_own() -> None:
