@@ -137,7 +137,7 @@ def test_a_tensor_that_is_missing_or_has_another_shape_is_named(copy: Path) -> N
             "cpu",
             "scheduler.max_total_tokens: weights of 0.00 GB and",
         ),
-        ({"model": {"kv_cache_dtype": "fp8"}}, "cpu", "model.kv_cache_dtype: 'fp8': the executor keeps keys and values"),
+        ({"model": {"kv_cache_dtype": "fp8"}}, "cpu", "model.kv_cache_dtype: 'fp8': the executor keeps keys"),
         ({"model": {"quantization": "fp8"}}, "cpu", "model.quantization: 'fp8': the executor quantises no weights"),
         (
             {"model": {"key": "qwen3-8b"}},

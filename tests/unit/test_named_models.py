@@ -192,9 +192,8 @@ def test_the_smallest_rank_decides_for_all() -> None:
         states = sum(shape.layer_state_bytes(i) for i in range(first, last))
         slots.append(int((usable - weights) * 0.9 / 1.9 / states))
     assert slots[0] != slots[1]
-    assert running_limit(scenario({**STATES, "gpu.memory_gb": 20.0, "scheduler.max_running_requests": 100_000}, {})) == (
-        min(slots) // 3
-    )
+    many = scenario({**STATES, "gpu.memory_gb": 20.0, "scheduler.max_running_requests": 100_000}, {})
+    assert running_limit(many) == min(slots) // 3
 
 
 def test_too_few_states_for_one_request_are_refused() -> None:
