@@ -67,7 +67,8 @@ def check_scheduler(s: Scenario) -> None:
     for pool in pools:
         if pool is None:
             continue
-        need = max(chunk if chunk != -1 else 1, c.page_size)
+        has_chunks = chunk != -1 and s.disaggregation.role != "decode"
+        need = max(chunk if has_chunks else 1, c.page_size)
         if pool < need:
             raise ScenarioError(
                 "scheduler.max_total_tokens",
