@@ -224,7 +224,9 @@ def to_scenario(line: LaunchLine) -> dict[str, Any]:
     for row in ROWS:
         if not has_key(row.key):
             continue
-        if not row.accepts(given.get(row.name, fallback.get(row.name))):
+        value = given.get(row.name, fallback.get(row.name))
+        if not row.accepts(value):
+            left_open[row.key] = f"{value!r} is not modelled: the model's own type stands in"
             continue
         modelled.add(row.name)
         if row.name in holes:
