@@ -38,6 +38,7 @@ OWN: dict[str, dict[str, Any]] = {  # where the defaults of a class make no mode
     "bloom": {"n_layer": 3},
     "cohere2_moe": {"first_k_dense_replace": 1, "num_shared_experts": 1},
     "cohere_compass_text": {"layer_types": ["sliding_attention"] * NUM_LAYERS},
+    "dbrx": {"attn_config": {"kv_n_heads": 4, "rope_theta": 10000.0, "clip_qkv": 8.0}},
     "deepseek_v2": {"num_experts_per_tok": 2, "first_k_dense_replace": 1, "moe_intermediate_size": 1408},
     "dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "first_k_dense_replace": 1},
     "gemma3n_text": {
@@ -66,6 +67,7 @@ OWN: dict[str, dict[str, Any]] = {  # where the defaults of a class make no mode
     },
     "qwen2": {"use_sliding_window": True, "max_window_layers": 3},
 }
+TIES_NOT = ("qwen2_5_omni_text",)  # its class ties by default, and the thinker around it, which has the head, does not
 SHORT = 4
 TOWERS = ("vision", "audio", "image", "multi_modal", "projector", "embed_tokens_extend")  # in names of parameters
 
@@ -268,6 +270,26 @@ Behind it stands a dense block, experts with or without shared ones, both, or no
 `ppsim/cost/attention.py`, `state.py`, `roofline.py`; which field says which layer is what: `patterns.py`; what a
 `model_type` implies without a field (norms, biases, tied embeddings, shared experts): `ppsim/data/families.toml`.
 
+Types that transformers has no class for and that are served all the same (DeepSeek-MoE, Baichuan, Grok, Arctic,
+Step-3, HunYuan-Large, Ling, Pangu Pro, ...) have rows in `families.toml` too; `tests/unit/test_published_models.py`
+holds them and fifty published configs against the parameters that their authors give. A `model_type` without a row is
+read from its fields alone, and a note says so; if a field of layers remains that nothing reads (`mamba_*`,
+`*_pattern`, `*_lora_rank`, ...), it is refused with the field's name.
+
+## Types of weights and of the cache
+
+`quantization_config` (or `compression_config`, or ModelOpt's `hf_quant_config.json` beside the config) gives the bits
+of a weight with their scales, at which width it is multiplied, and what is left out: `ppsim/cost/quantization.py`.
+Groups of several widths, modules with a type of their own, and a scheme for the cache are told; a type for each layer
+and an unknown method are refused. `model.quantization` (`--quantization`) quantises a checkpoint while it is loaded.
+`model.kv_cache_dtype` (`--kv-cache-dtype` of `layers`, `chunks`, `compare`, `tune` and of launch lines) is the type
+of the cache; `auto` is the model's own. The executor computes and caches in one type and refuses any other wish.
+
+`model.key` gives layers, memory and bytes whatever `cost.source`; costs that are nobody's (the defaults of the
+quadratic model) are told by `run`, and `tune` recommends nothing on them. `gpu.key` and `--gpu` take a key of `ppsim
+list gpus` or a TOML file of the fields of `[gpu]`; figures in a scenario's `[gpu]` replace those of the key, or make
+a GPU alone.
+
 Left out of times and memory: norms and biases (under 0.1 %), layers that only speculate
 (`num_nextn_predict_layers`), towers for pictures and sound, which are named in a note. SGLang keeps an indexer's key in
 FP8 with a scale, 132 bytes for a width of 128; here it has the type of the cache.
@@ -329,6 +351,8 @@ def defaults_text() -> str:
         fields = CONFIG_MAPPING[model_type]().to_dict()
         sizes = (name for name, value in fields.items() if is_size(value))
         found = {name: fields[name] for name in sizes if name not in HARMLESS}
+        if model_type in TIES_NOT:
+            found.pop("tie_word_embeddings", None)
         if found:
             values = ", ".join(f"{name} = {json.dumps(value)}" for name, value in found.items())
             lines.append(f"{json.dumps(model_type)} = {{ {values} }}")

@@ -15,9 +15,9 @@ from ppsim.errors import ScenarioError, UsageError
 from ppsim.recording import Recording
 from ppsim.scenario import Scenario
 from ppsim.scenario.check import check_scenario
-from ppsim.scenario.layers import partition_of
+from ppsim.scenario.layers import known_shape, partition_of
 from ppsim.scenario.rank import kv_bytes_per_token_and_layer, local_capacity_tokens, stage_weight_bytes
-from ppsim.scenario.tree import Chance
+from ppsim.scenario.tree import Chance, Model
 from ppsim.scenario.warn import start_warnings, without_effect
 from ppsim.workload import Arrival, build_workload
 
@@ -30,11 +30,13 @@ def prepared(scenario: Scenario, model_dir: str | None, device: str) -> Scenario
         raise UsageError(f"device {device!r}: expected cpu or cuda")
     if device == "cuda" and not torch.cuda.is_available():
         raise UsageError("device cuda: torch finds no CUDA device here (use cpu)")
+    check_types(scenario.model)
     folder = model_dir or scenario.model.path
     if folder is not None:
         model = checkpoint_model(folder, scenario.model, tuple(FAMILIES))
         scenario = scenario.model_copy(update={"model": model})
         check_scenario(scenario)
+    check_key(scenario, folder)
     cluster, model = scenario.cluster, scenario.model
     if cluster.pp_size > model.num_hidden_layers:
         raise ScenarioError(
@@ -61,6 +63,49 @@ def prepared(scenario: Scenario, model_dir: str | None, device: str) -> Scenario
     if device == "cpu":
         check_memory(scenario)
     return scenario
+
+
+KV_TYPES = {torch.float32: ("auto",), torch.bfloat16: ("auto", "bf16", "bfloat16")}
+
+
+def check_types(model: Model) -> None:
+    """Weights and cache have one type here, that of ``model.dtype_bytes``. Raises ScenarioError for any other wish."""
+    dtype = dtype_of(model)
+    if model.kv_cache_dtype not in KV_TYPES[dtype]:
+        raise ScenarioError(
+            "model.kv_cache_dtype",
+            f"{model.kv_cache_dtype!r}: the executor keeps keys and values as it computes, in {str(dtype)[6:]}",
+            f"possible with model.dtype_bytes {model.dtype_bytes}: {', '.join(KV_TYPES[dtype])}",
+        )
+    if model.quantization is not None:
+        raise ScenarioError(
+            "model.quantization", f"{model.quantization!r}: the executor quantises no weights", "leave it out"
+        )
+
+
+def check_key(scenario: Scenario, folder: str | None) -> None:
+    """``model.key`` decides layers and memory of a rank, the fields of [model] or a checkpoint what is computed: they
+    must be one model. Raises ScenarioError."""
+    shape, model = known_shape(scenario), scenario.model
+    if shape is None:
+        return
+    named = {
+        "num_hidden_layers": shape.num_layers,
+        "hidden_size": shape.hidden_size,
+        "vocab_size": shape.vocab_size,
+        "tie_word_embeddings": shape.tie_word_embeddings,
+        "KV elements a token": sum(layer.kv_elements_per_token for layer in shape.layers),
+    }
+    kv = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim
+    computed = {field: getattr(model, field, kv) for field in named}
+    wrong = [f"{field} {named[field]}, not {computed[field]}" for field in named if named[field] != computed[field]]
+    if wrong:
+        raise ScenarioError(
+            "model.key",
+            f"{model.key!r} is another model than {folder or 'the fields of [model]'}, which the executor computes: "
+            + "; ".join(wrong),
+            "leave model.key out, or give the folder of its checkpoint",
+        )
 
 
 def check_checkpoint(scenario: Scenario, folder: str) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ppsim.cli.guard import guarded, say
-from ppsim.cli.options import JsonOption
+from ppsim.cli.options import GpuOption, JsonOption, KvCacheOption, tell_notes
 
 if TYPE_CHECKING:
     from ppsim.cost.chunk_report import ChunkReport
@@ -21,7 +21,7 @@ def chunks(
     planner: Annotated[
         str, typer.Option("--planner", help="Whose plan to print: fixed, sglang, equal_time or optimal.")
     ] = "sglang",
-    gpu: Annotated[str, typer.Option("--gpu", help="A known GPU.")] = "h20",
+    gpu: GpuOption = "h20",
     tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks of a stage.")] = 8,
     pp: Annotated[int, typer.Option("--pp", help="Pipeline stages.")] = 4,
     partition: Annotated[str, typer.Option("--partition", help="Layers of each stage, e.g. 15,15,15,16.")] = "",
@@ -44,6 +44,7 @@ def chunks(
     measured: Annotated[
         str, typer.Option("--measured", metavar="FILE", help="Fit the cost to measured chunks, CSV or JSON lines.")
     ] = "",
+    kv_cache_dtype: KvCacheOption = "auto",
     as_json: JsonOption = False,
 ) -> int:
     """Cut one prompt into chunks by SGLang's rule and by three others."""
@@ -70,8 +71,10 @@ def chunks(
         host_ms=host_ms,
         depth=depth,
         tp_gb_per_s=tp_gb_per_s,
+        kv_cache_dtype=kv_cache_dtype,
     )
     report = chunk_report(question)
+    tell_notes(question.shape())
     if question.assumed:
         say(f"ppsim: {question.assumed}")
     print(json.dumps(report.rows(planner), allow_nan=False) if as_json else text_of(report, planner))

@@ -10,7 +10,7 @@ import typer
 
 from ppsim.cli.compare_decode import NAMES, decode_dict, decode_text, link_title, nodes_dict
 from ppsim.cli.guard import guarded
-from ppsim.cli.options import JsonOption
+from ppsim.cli.options import GpuOption, JsonOption, KvCacheOption, tell_notes
 
 if TYPE_CHECKING:
     from ppsim.plan.compare import Comparison, Standing
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @guarded
 def compare(
     model: Annotated[str, typer.Option("--model", help="A known model, a config.json, or a folder with one.")],
-    gpu: Annotated[str, typer.Option("--gpu", help="A known GPU.")],
+    gpu: GpuOption,
     gpus: Annotated[int, typer.Option("--gpus", help="GPUs of each way.")],
     prompt: Annotated[int, typer.Option("--prompt", help="Tokens of a prompt.")] = 131072,
     tp: Annotated[
@@ -76,6 +76,7 @@ def compare(
     speedup: Annotated[
         float | None, typer.Option("--speedup", help="Print the link at which TP has this speed-up over the base.")
     ] = None,
+    kv_cache_dtype: KvCacheOption = "auto",
     as_json: JsonOption = False,
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE.png", help="Draw the picture here.")
@@ -102,8 +103,10 @@ def compare(
         gpus_per_node=node,
         overheads=Overheads(layer_us, reduce_us, link_us, nic_us),
         decode=decode_of(concurrency, output_tokens, serve),
+        kv_cache_dtype=kv_cache_dtype,
     )
     found = run(asked)
+    tell_notes(asked.shape())
     if output is not None:
         from ppsim.report.crossover import plot_crossovers
 

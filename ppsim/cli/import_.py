@@ -32,7 +32,9 @@ RoleOption = Annotated[
 ]
 GpuOption = Annotated[
     str | None,
-    typer.Option("--gpu", metavar="KEY", help="Times from first principles on this GPU, for a known model."),
+    typer.Option(
+        "--gpu", metavar="KEY|FILE", help="Times from first principles on this GPU, or one of your own in a TOML file."
+    ),
 ]
 CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": True}
 

@@ -19,6 +19,21 @@ NUM_SHOWN = 10
 JSON_FILE, PICTURE, WINNER = "tune.json", "heatmap.png", "best.toml"
 
 
+def on_gpu(gpu: str | None) -> list[str]:
+    """What ``--gpu`` sets: the GPU, its times, and the share of its peak that is known of it."""
+    from ppsim.cost.gpu import load_gpu
+
+    if gpu is None:
+        return []
+    efficiency = load_gpu(gpu).efficiency
+    known = [f"cost.efficiency={efficiency}"] if efficiency is not None else []
+    return [f"gpu.key={json.dumps(gpu)}", 'cost.source="roofline"', *known]
+
+
+def of_type(kv_cache_dtype: str | None) -> list[str]:
+    return [] if kv_cache_dtype is None else [f"model.kv_cache_dtype={json.dumps(kv_cache_dtype)}"]
+
+
 @guarded
 def tune(
     scenario: ScenarioArg,
@@ -30,6 +45,12 @@ def tune(
     rate: Annotated[float | None, typer.Option("--rate", help="Requests a second, for ttft_at_rate.")] = None,
     prompt: Annotated[int | None, typer.Option("--prompt", help="Tokens; replaces the workload's lengths.")] = None,
     requests: Annotated[int, typer.Option("--requests", help="Prompts of throughput and ttft_at_rate.")] = 16,
+    gpu: Annotated[
+        str | None, typer.Option("--gpu", metavar="KEY|FILE", help="Times from first principles on this GPU.")
+    ] = None,
+    kv_cache_dtype: Annotated[
+        str | None, typer.Option("--kv-cache-dtype", metavar="TYPE", help="Of the KV cache.")
+    ] = None,
     max_cp: Annotated[int, typer.Option("--max-cp", help="At most so many context-parallel ranks; 0: any.")] = 0,
     trace: TraceOption = None,
     overrides: SetOption = None,
@@ -49,7 +70,7 @@ def tune(
     if max_cp < 0:
         raise UsageError(f"--max-cp {max_cp}: expected 0 (any) or more")
     aim = objective or ("ttft" if rate is None else "ttft_at_rate")
-    loaded = scenario_of(scenario, None, trace, overrides)
+    loaded = scenario_of(scenario, None, trace, [*on_gpu(gpu), *of_type(kv_cache_dtype), *(overrides or [])])
     with ProgressBar(f"tuning {loaded.name}") as progress:
         try:
             found = search(loaded, Wish(aim, gpus, rate, prompt, requests, max_cp), progress)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from ppsim.cli.guard import guarded
-from ppsim.cli.options import JsonOption
+from ppsim.cli.options import JsonOption, tell_notes
 
 UNITS = (("GB", 1e9), ("MB", 1e6), ("KB", 1e3), ("B", 1.0))
 
@@ -35,9 +35,9 @@ def volumes(
     from ppsim.cost.collectives import volumes as compute
     from ppsim.cost.config_json import load_model
 
-    found = compute(
-        load_model(model), tokens, batch=batch, tp_size=tp, cp_size=cp, pp_size=pp, element_bytes=element_bytes
-    )
+    shape = load_model(model)
+    tell_notes(shape)
+    found = compute(shape, tokens, batch=batch, tp_size=tp, cp_size=cp, pp_size=pp, element_bytes=element_bytes)
     if as_json:
         finite = found.pp_bytes > 0
         ratios = {

@@ -12,6 +12,7 @@ from ppsim.cost.coefficients import Coefficients
 from ppsim.cost.config_json import load_model
 from ppsim.cost.fit import fit_samples
 from ppsim.cost.gpu import load_gpu
+from ppsim.cost.model import ModelShape
 from ppsim.cost.partition import check_partition, even_partition, parse_partition
 from ppsim.cost.plan import Pipeline, Plan, fixed, sglang, treat_tail
 from ppsim.cost.planners import MIN_UNITS, Judged, best_fixed, equal_time, judge, optimal
@@ -48,6 +49,7 @@ class ChunkQuestion:
     host_ms: float = 0.0
     depth: int = 0
     tp_gb_per_s: float | None = None
+    kv_cache_dtype: str = "auto"
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -61,9 +63,12 @@ class ChunkQuestion:
             if getattr(self, name) < least:
                 raise ScenarioError(f"chunks.{name}", f"must be at least {least}, got {getattr(self, name)}")
 
+    def shape(self) -> ModelShape:
+        return load_model(self.model, kv_dtype=self.kv_cache_dtype)
+
     def layers(self) -> tuple[int, ...]:
         """Layers of each stage. Raises ScenarioError."""
-        num_layers = load_model(self.model).num_layers
+        num_layers = self.shape().num_layers
         if self.partition:
             given = parse_partition(self.partition)
             check_partition(given, num_layers, self.pp_size)
@@ -80,7 +85,7 @@ class ChunkQuestion:
         gpu = load_gpu(self.gpu)
         given = self.efficiency if self.efficiency is not None else gpu.efficiency
         rates = Rates(efficiency=ASSUMED_EFFICIENCY if given is None else given, tp_gb_per_s=self.tp_gb_per_s)
-        return RooflineCost(load_model(self.model), gpu, self.tp_size, self.layers(), rates).coefficients()
+        return RooflineCost(self.shape(), gpu, self.tp_size, self.layers(), rates).coefficients()
 
     @property
     def assumed(self) -> str:

@@ -7,6 +7,7 @@ that names it, a family that cannot be read is refused by name, and what was ass
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
@@ -21,7 +22,7 @@ from ppsim.cost.fields import Fields
 from ppsim.cost.harmless import HARMLESS
 from ppsim.cost.mixers import number
 from ppsim.cost.model import ModelShape
-from ppsim.cost.quantization import widths_of
+from ppsim.cost.quantization import quantised, widths_of
 from ppsim.cost.read_layers import flag_of, layers_of, model_names
 from ppsim.errors import ScenarioError
 from ppsim.parsing import parse_json
@@ -39,6 +40,11 @@ TYPE_BYTES = {
     "fp4_e2m1": 0.5,
 }
 MAX_LAYERS = 4096
+OF_TRAINING = re.compile(r"router|loss|dropout|_bias$|init|_eps|norm|jitter|token_id|capacity")
+OF_LAYERS = re.compile(  # in fields of an unknown type: its layers are not those of the other fields
+    r"mamba|ssm|linear_attn|recurren|rwkv|conv_|_conv|d_conv|d_state|state_size|hybrid|lora_rank|expert|moe|_per_layer"
+    r"|share_q|cla_|use_cla|kv_reuse|residual_m|_pattern$|block_configs|layer_types|_layer_types|global_attn|loop"
+)
 LISTED = ("layer_types", "layers_block_type", "attention_layers")
 SAID_BY: dict[str, tuple[str, ...]] = {  # what the layers are is said by another field
     "sliding_window_pattern": LISTED,
@@ -90,7 +96,9 @@ def checkpoint_of(key: str) -> str | None:
     return None if known is None else str(known_models()[known]["checkpoint"])
 
 
-def load_model(name_or_path: str, kv_dtype: str | None = None, weight_dtype: str | None = None) -> ModelShape:
+def load_model(
+    name_or_path: str, kv_dtype: str | None = None, weight_dtype: str | None = None, quantization: str | None = None
+) -> ModelShape:
     """Shape of a known model, of a config.json or of a folder with one; types override those of the config.
 
     Raises ScenarioError with the nearest known key, or with the field that is missing.
@@ -100,7 +108,7 @@ def load_model(name_or_path: str, kv_dtype: str | None = None, weight_dtype: str
     if key is not None and not (path / "config.json").is_file():  # a folder's own config tells more than its name
         shape = from_config(table[key], key)
     elif path.is_dir() or path.suffix == ".json":
-        shape = from_config(read_config(path / "config.json" if path.is_dir() else path), str(path))
+        shape = from_config(config_of(path), str(path))
     else:
         near = get_close_matches(name_or_path.rsplit("/", 1)[-1].lower(), table, n=1, cutoff=0.3)
         raise ScenarioError(
@@ -113,7 +121,18 @@ def load_model(name_or_path: str, kv_dtype: str | None = None, weight_dtype: str
     if weight_dtype is not None:
         width = type_bytes("weight_dtype", weight_dtype)
         shape = replace(shape, weight_bytes=width, math_bytes=None, mixer_bytes=None, dense_bytes=None)
-    return shape
+    return shape if quantization is None else quantised(shape, quantization)
+
+
+def config_of(path: Path) -> Mapping[str, Any]:
+    """A config.json, or that of a folder, where ModelOpt may write the types of the weights into a file beside it."""
+    config = dict(read_config(path / "config.json" if path.is_dir() else path))
+    beside = path / "hf_quant_config.json"
+    if path.is_dir() and beside.is_file() and not any(config.get(n) for n in ("quantization_config", "text_config")):
+        told = read_config(beside).get("quantization")
+        if isinstance(told, Mapping):
+            config["quantization_config"] = {"quant_method": "modelopt", **told}
+    return config
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -163,9 +182,12 @@ def family_of(config: Mapping[str, Any]) -> tuple[str, Family]:
     """Row of the table by ``model_type``, else by the name of the architecture; an unknown one has none."""
     model_type = config.get("model_type")
     table = families()
+    names = config.get("architectures")
+    for key, row in table.items():
+        if isinstance(names, list) and any(name in row.architectures for name in names):
+            return key, row
     if isinstance(model_type, str) and model_type in table:
         return model_type, table[model_type]
-    names = config.get("architectures")
     for name in names if isinstance(names, list) else ():
         plain = str(name).removesuffix("ForCausalLM").removesuffix("ForConditionalGeneration").lower()
         found = next((key for key in table if key.replace("_", "") == plain), None)
@@ -181,11 +203,23 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
     for whole_type, whole in (family_of(config), (model_type, family)):
         if whole.refuse:
             raise ScenarioError(f"{name}: model_type", f"{whole_type!r} cannot be read: {whole.refuse}")
-    if text.get("add_cross_attention"):
-        raise ScenarioError(f"{name}: add_cross_attention", "the decoder of an encoder-decoder cannot be read")
+    if not family.known and is_encoder(text):
+        raise ScenarioError(
+            f"{name}: model_type", f"{model_type!r} is an encoder: a server of text keeps no cache for it"
+        )
+    if text.get("is_encoder_decoder") is True or text.get("add_cross_attention"):
+        raise ScenarioError(
+            f"{name}: model_type", f"{model_type!r} cannot be read: it attends to an encoder's output as well"
+        )
+    for table in family.lifts:
+        inner = text.get(table)
+        if isinstance(inner, Mapping):
+            text = {**inner, **{field: value for field, value in text.items() if field != table}}
     names = {ours: theirs for ours, theirs in family.names.items() if theirs in text}
     renamed = {**text, **{ours: text[theirs] for ours, theirs in names.items()}}
     usual = class_defaults().get(model_type, {}) if place else {}
+    if "kv_lora_rank" in text:
+        usual = {name: value for name, value in usual.items() if name != "head_dim"}  # MLA has widths of its own
     usual |= {ours: usual[theirs] for ours, theirs in family.names.items() if theirs in usual}
     f = Fields(renamed, name, family.defaults, usual)
     f.used.update(names.values())
@@ -217,6 +251,15 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         has_window_pool=family.window_pool,
         notes=(*notes_of(f, config, text, place, model_type, family), *widths.notes),
     )
+
+
+def is_encoder(config: Mapping[str, Any]) -> bool:
+    """Whether an unknown config is of BERT's kind: it tells sentences apart, or was trained to fill in words."""
+    names = config.get("architectures")
+    listed = [str(name) for name in names] if isinstance(names, list) else []
+    causal = any("CausalLM" in name or "ConditionalGeneration" in name for name in listed)
+    filled = any(name.endswith(("MaskedLM", "PreTraining", "SequenceClassification", "BertModel")) for name in listed)
+    return not causal and not config.get("is_decoder") and (filled or "type_vocab_size" in config)
 
 
 def num_layers_of(f: Fields) -> int:
@@ -253,6 +296,14 @@ def notes_of(
         if any(f.get(other) for other in others):
             f.used.add(name)
     unread = sorted(field for field in f.unread() if field not in HARMLESS and not field.startswith("_"))
+    guessed = [n for n in unread if not family.known and OF_LAYERS.search(n) and not OF_TRAINING.search(n)]
+    if guessed:
+        raise ScenarioError(
+            f"{f.name}: model_type",
+            f"{model_type!r} is not known, and these fields make other layers than those that can be read: "
+            + ", ".join(guessed),
+            "a config of a known model_type with the same sizes stands in, if its layers are alike",
+        )
     if unread:
         found.append(f"fields that are not read: {', '.join(unread)}")
     return tuple(found)

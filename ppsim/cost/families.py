@@ -33,7 +33,8 @@ Lookup = Callable[[str], Any]
 @dataclass(frozen=True, slots=True)
 class Family:
     """A row. Formulas count elements: ``layer`` of every layer, ``attention``, ``state``, ``dense`` and ``moe`` of a
-    layer that has such a part, ``model`` once. ``gate``: matrices of an attention's output gate.
+    layer that has such a part, ``model`` once. ``gate``: matrices of an attention's output gate,
+    or by how many its query's differ from the usual.
     ``front``: tables beside the embedding. ``refuse``: why it cannot be read."""
 
     known: bool = True
@@ -54,16 +55,20 @@ class Family:
     extra: str = "0"
     router: str = ""
     shared: int = 0
+    beside: str = "0"  # width of a dense block beside the experts
+    architectures: list[str] = field(default_factory=list)  # that say it whatever model_type is
     mixer: str = "full"  # of every layer, where no field says it
     has_feed_forward: bool = True
     ff: str = ""  # width of a dense block, where it is not intermediate_size
     expert_in: str = "hidden"  # width of what goes into an expert
     words: dict[str, str] = field(default_factory=dict)  # kinds of layers that are called otherwise here
     window_pattern: int = 0
+    chunk_interval: int = 0  # one layer in so many is full, the others have chunks, where there are chunks
     window_kv_factor: int = 1  # layers with a window have so many times the heads of keys and values
     state_kind: str = ""
     window_pool: bool = False  # SGLang's is_hybrid_swa_model
     refuse: str = ""
+    lifts: list[str] = field(default_factory=list)  # tables of the config whose fields are the model's own
     names: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, Any] = field(default_factory=dict)
 

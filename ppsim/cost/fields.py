@@ -14,9 +14,10 @@ from ppsim.errors import ScenarioError
 MAX_SIZE = 2**24  # of a dimension, a number of heads or experts
 SPELLINGS: dict[str, tuple[str, ...]] = {
     "num_hidden_layers": ("n_layer", "n_layers", "num_layers", "decoder_layers"),
-    "hidden_size": ("n_embd", "d_model", "dim_model", "hidden_dim"),
+    "hidden_size": ("n_embd", "n_embed", "d_model", "dim_model", "hidden_dim"),
     "num_attention_heads": ("n_head", "n_heads", "num_heads", "decoder_attention_heads"),
-    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "kv_n_heads"),
+    "num_key_value_heads": ("num_kv_heads", "n_head_kv", "kv_n_heads", "num_attention_groups"),
+    "head_dim": ("attention_head_dim",),
     "intermediate_size": ("n_inner", "ffn_dim", "ffn_hidden_size", "dim_ff", "decoder_ffn_dim", "inner_dim"),
     "num_experts": ("n_routed_experts", "num_local_experts", "moe_num_experts", "num_moe_experts"),
     "num_experts_per_tok": (

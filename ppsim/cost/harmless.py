@@ -61,5 +61,7 @@ long_rope sparse_attention_config position_encoding_2d kda_lower_bound kda_safe_
 prefix_dense_sliding_window_pattern shared_expert_combination_strategy altup_active_idx altup_coef_clip
 altup_correct_scale layer_rope_theta eod_token_id mup_enabled use_expert_bias classifier_activation embedding_fraction
 learned_pos_emb no_bias norm_type use_double_wide_mlp
+mla_use_nope postnorm shared_moe_mode qk_norm_type parallel_attn_mlp_res bskcn_1 bskcn_2 bskcn_3 bskcn_4 bskcn_tv
+use_mixed_mlp_moe clip_qkv moe_jitter_eps
 """
 HARMLESS = frozenset(WORDS.split())

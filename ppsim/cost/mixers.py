@@ -7,6 +7,7 @@ published implementations (transformers); they are held against them by ``tests/
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite
 
 from ppsim.cost.attention import FULL, GroupedQuery, Indexer, Latent, Reach
@@ -36,7 +37,7 @@ def reach_of(f: Fields, word: str) -> Reach:
 
 def attention_of(f: Fields, family: Family, word: str) -> GroupedQuery | Latent:
     """Attention of a layer of this kind."""
-    if f.get("kv_lora_rank"):
+    if f.get("kv_lora_rank") and f.get("use_mla", True):
         return latent(f, family, word)
     f.get("head_dim")
     num_heads = swa(f, "num_attention_heads", word) or f.positive("num_attention_heads")
@@ -85,6 +86,13 @@ def kv_heads_of(f: Fields, num_heads: int) -> int:
         return f.positive("multi_query_group_num")
     if f.get("multi_query"):
         return 1
+    attention = f.get("attn_config")
+    if isinstance(attention, Mapping):  # MPT
+        inner, kind = Fields(attention, f"{f.name}: attn_config"), attention.get("attn_type")
+        if kind == "multiquery_attention":
+            return 1
+        if kind == "grouped_query_attention":
+            return inner.positive("kv_n_heads")
     if f.get("new_decoder_architecture") is not None or f.get("multi_query") is not None:
         return num_heads
     return f.positive("num_key_value_heads") if f.get("num_key_value_heads") is not None else num_heads

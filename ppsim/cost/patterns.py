@@ -51,7 +51,7 @@ def mixer_words(f: Fields, family: Family, num_layers: int) -> list[str]:
         listed = f.items(name)
         if listed:
             return listed_words(f, words, name, listed, num_layers)
-    found = from_indices(f, num_layers) or from_periods(f, num_layers)
+    found = from_indices(f, family, num_layers) or from_periods(f, num_layers)
     return found or ([family.mixer] * num_layers if family.mixer != "full" else windowed(f, family, num_layers))
 
 
@@ -80,7 +80,7 @@ def from_letters(f: Fields, letters: Any, num_layers: int) -> list[tuple[str, st
     return [LETTERS[letter] for letter in letters]
 
 
-def from_indices(f: Fields, num_layers: int) -> list[str]:
+def from_indices(f: Fields, family: Family, num_layers: int) -> list[str]:
     """Lists of layers: of full attention, of state-space layers, or a 0 or 1 a layer."""
     kinds = f.items("attn_type_list")
     if kinds:
@@ -99,6 +99,13 @@ def from_indices(f: Fields, num_layers: int) -> list[str]:
         full = f.items(name)
         if full is not None:
             return ["full" if i in full else "linear" for i in range(num_layers)]
+    if family.chunk_interval and "attention_chunk_size" in f:  # Llama 4: layers without rotary positions see all
+        rotary = f.items("no_rope_layers")
+        if rotary and len(rotary) < num_layers:
+            raise ScenarioError(f"{f.name}: no_rope_layers", f"has {len(rotary)} entries for {num_layers} layers")
+        every = f.count("no_rope_layer_interval", family.chunk_interval)
+        rotary = rotary or [(i + 1) % every for i in range(num_layers)]
+        return ["chunk" if rotary[i] else "full" for i in range(num_layers)]
     return []
 
 
@@ -208,11 +215,12 @@ def by_period(f: Fields, num_layers: int) -> Sequence[bool]:
         last = num_layers - 1 if last in (None, -1) else f.count("moe_layer_end_index")
         step = f.count("moe_layer_interval", 1)
         return [start <= i <= last and (i + 1) % step == 0 for i in range(num_layers)]
-    first = f.count("first_k_dense_replace") or f.count("num_dense_layers")
+    first = f.count("first_k_dense_replace") or f.count("num_dense_layers") or f.count("moe_layer_num_skipped")
     if first >= num_layers:
         raise ScenarioError(f"{f.name}: first_k_dense_replace", f"{first} leaves no expert layer of {num_layers}")
     has_freq = f.get("moe_layer_freq") is not None
-    step = f.count("moe_layer_freq" if f.get("moe_layer_freq") else "decoder_sparse_step", 1)
+    name = next((n for n in ("moe_layer_freq", "moe_layer_frequency") if f.get(n)), "decoder_sparse_step")
+    step = f.count(name, 1)
     dense = f.items("mlp_only_layers") or []
     offset = 0 if has_freq else 1  # DeepSeek counts from layer 0, Qwen from 1
     return [i >= first and i not in dense and (i + offset) % step == 0 for i in range(num_layers)]

@@ -15,10 +15,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ppsim.cost.fields import Fields
+from ppsim.cost.model import ModelShape
 from ppsim.errors import ScenarioError
 
 BYTE = 8
@@ -57,6 +58,16 @@ METHODS: dict[str, Method] = {
     "hqq": Method(4, 64, 32, is_stored_only=True),
     "bitnet": Method(2, is_stored_only=True),
 }
+ALIASES = {  # names of a launch line for kernels of the same weights
+    "awq_marlin": "awq",
+    "gptq_marlin": "gptq",
+    "marlin": "gptq",
+    "moe_wna16": "gptq",
+    "petit_nvfp4": "nvfp4",
+    "mxfp4_marlin": "mxfp4",
+    "compressed_tensors": "compressed-tensors",
+    "auto_round": "auto-round",
+}
 FP4_ALGORITHMS = ("fp4", "w4a4")
 ATTENTION = re.compile(r"(self_attn|self_attention|\battn\b|\.attention\b|linear_attn)")
 SHARED = re.compile(r"shared_expert")
@@ -77,12 +88,12 @@ class Widths:
 
 def widths_of(f: Fields, plain: float, num_layers: int) -> Widths:
     """Widths of a config whose own type has ``plain`` bytes. Raises ScenarioError for an unknown method."""
-    quantization = f.get("quantization_config")
+    quantization = f.get("quantization_config") or f.get("compression_config")
     if not isinstance(quantization, Mapping):
         return Widths(plain)
     name = f"{f.name}: quantization_config"
     q = Fields(quantization, name)
-    method, entry = method_of(q, quantization)
+    entry, is_4bit = method_of(q, quantization)
     told = q
     group = first_group(quantization)
     weights = group.get("weights") if group else None
@@ -96,24 +107,65 @@ def widths_of(f: Fields, plain: float, num_layers: int) -> Widths:
     stored_only = entry.is_stored_only or (told is not q and not activations)
     stored = (bits + extra) / BYTE
     mixer, dense, notes = left_out(q, plain, num_layers)
-    if method == "bitsandbytes" and "load_in_4bit" in q:
+    if is_4bit:
         stored = (4 + 0.5) / BYTE  # NF4 with a float32 scale for 64 weights
+    notes += mixed(quantization)
     return Widths(stored, plain if stored_only else operand_of(bits), mixer, dense, notes)
 
 
-def method_of(q: Fields, quantization: Mapping[str, Any]) -> tuple[str, Method]:
-    """Name and row of the method; ModelOpt names its algorithm in a field of its own."""
+def mixed(quantization: Mapping[str, Any]) -> tuple[str, ...]:
+    """What is not the same for all weights, or is said of the cache, as sentences."""
+    found = []
+    groups = quantization.get("config_groups")
+    weights = (
+        [g.get("weights") for g in groups.values() if isinstance(g, Mapping)] if isinstance(groups, Mapping) else []
+    )
+    widths = [w.get("num_bits") for w in weights if isinstance(w, Mapping)]
+    if any(width != widths[0] for width in widths):
+        found.append(f"quantization_config has groups of {', '.join(map(str, widths))} bits: all count as the first")
+    of_layers = [n for n in ("dynamic", "layer_quant_config", "quantized_layers") if quantization.get(n)]
+    if of_layers:
+        found.append(f"quantization_config.{of_layers[0]} gives some modules a type of their own: not read")
+    cache = next((n for n in ("kv_cache_scheme", "kv_cache_quant_algo") if quantization.get(n)), None)
+    if cache is not None:
+        found.append(
+            f"quantization_config has {cache}: a server may keep an fp8 cache for it; here the cache has the model's "
+            "type unless kv_cache_dtype says another"
+        )
+    return tuple(found)
+
+
+def method_of(q: Fields, quantization: Mapping[str, Any]) -> tuple[Method, bool]:
+    """Row of the method, and whether it is the one whose four bits have a flag; ModelOpt names its algorithm in a field
+    of its own."""
     method = str(quantization.get("quant_method", "fp8")).lower()
     algorithm = str(quantization.get("quant_algo", "")).lower()
+    if "mixed" in algorithm:
+        raise ScenarioError(f"{q.name}.quant_algo", f"{algorithm!r} gives each layer a type of its own: it is not read")
     if any(word in algorithm for word in FP4_ALGORITHMS):
         method = "nvfp4"
     elif "w4a" in algorithm:
         method = "awq"
-    if method not in METHODS:
-        raise ScenarioError(
-            f"{q.name}.quant_method", f"unknown method {method!r}", f"known: {', '.join(sorted(METHODS))}"
-        )
-    return method, METHODS[method]
+    return method_named(f"{q.name}.quant_method", method), method == "bitsandbytes" and "load_in_4bit" in q
+
+
+def method_named(field: str, name: str) -> Method:
+    """Row of a method by its name in a config or on a launch line. Raises ScenarioError for an unknown one."""
+    method = METHODS.get(ALIASES.get(name, name))
+    if method is None:
+        raise ScenarioError(field, f"unknown method {name!r}", f"known: {', '.join(sorted({*METHODS, *ALIASES}))}")
+    return method
+
+
+def quantised(shape: ModelShape, name: str) -> ModelShape:
+    """A model whose weights are quantised while they are loaded; one that is quantised already stays as it is."""
+    method = method_named("model.quantization", name)
+    if shape.math_bytes is not None:
+        return shape
+    stored = (method.bits + (method.per_group / method.group if method.group else 0.0)) / BYTE
+    return replace(
+        shape, weight_bytes=stored, math_bytes=shape.weight_bytes if method.is_stored_only else method.bits / BYTE
+    )
 
 
 def first_group(quantization: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -16,7 +16,16 @@ from ppsim.cost.patterns import feed_forward_words, mixer_words
 from ppsim.cost.state import FixedState
 from ppsim.errors import ScenarioError
 
-PER_LAYER = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "moe_intermediate_size", "head_dim")
+PER_LAYER = (
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "moe_intermediate_size",
+    "head_dim",
+    "num_experts",
+    "num_experts_per_tok",
+    "n_shared_experts",
+)
 
 
 def layers_of(f: Fields, family: Family, num_layers: int) -> tuple[Layer, ...]:
@@ -45,11 +54,12 @@ def own_fields(f: Fields, mixer: str, index: int, num_layers: int) -> dict[str, 
     layers of full attention or of those that share keys and values."""
     found: dict[str, Any] = {}
     for name in PER_LAYER:
-        value = f.config.get(name)
-        if isinstance(value, list):
+        spelling = f.spelled(name)
+        value = f.config.get(spelling) if spelling else None
+        if spelling and isinstance(value, list):
             if len(value) != num_layers:
-                raise ScenarioError(f"{f.name}: {name}", f"has {len(value)} entries for {num_layers} layers")
-            found[name] = value[index]
+                raise ScenarioError(f"{f.name}: {spelling}", f"has {len(value)} entries for {num_layers} layers")
+            found[spelling] = value[index]
     heads = f.items("num_attention_heads_per_layer")
     if heads:
         if len(heads) != num_layers:
@@ -64,6 +74,9 @@ def own_fields(f: Fields, mixer: str, index: int, num_layers: int) -> dict[str, 
         found[SHARES_KV] = True
         if f.flag("use_double_wide_mlp"):
             found["intermediate_size"] = 2 * found.get("intermediate_size", f.count("intermediate_size"))
+    f.get("cla_share_factor")
+    if f.get("use_cla"):  # Hunyuan: the first layer of each group has keys and values, the others read them
+        found[SHARES_KV] = index % f.positive("cla_share_factor") > 0
     picks = picks_of(f, num_layers)
     if picks:
         found[SHARES_PICKS] = not picks[index]
@@ -160,7 +173,8 @@ def feed_forward_of(f: Fields, family: Family, block: str) -> tuple[FeedForward 
     if f.get("enable_moe_block"):  # Gemma 4: experts beside a dense block
         width = dense_width(f, family, hidden)
         found = replace(found, dense_params=found.dense_params + matrices * hidden * width)
-    return found, names
+    beside = evaluate(family.beside, lambda name: names[name] if name in names else number(f, name))
+    return replace(found, dense_params=found.dense_params + matrices * hidden * beside), names
 
 
 def is_gated(f: Fields) -> bool:

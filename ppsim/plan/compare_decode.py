@@ -174,7 +174,7 @@ def serving_scenario(field_: Field, split: Split, gb_per_s: float | None) -> Sce
             "context_length": q.prompt + asked.output + 1,
             "disable_radix_cache": True,
         },
-        "model": {"key": q.model},
+        "model": {"key": q.model, "kv_cache_dtype": q.kv_cache_dtype},
         "gpu": gpu,
         "cost": {"source": "roofline", **cost},
         "links": {"bandwidth_gb_per_s": 1e-9 / hop if hop else 0.0, "latency_us": field_.hop_latency_us(split)},

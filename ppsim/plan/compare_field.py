@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from ppsim.cost.config_json import load_model
 from ppsim.cost.context_parallel import NODE_GPUS, ContextParallelCost, exchange_ns
 from ppsim.cost.gpu import Gpu, load_gpu
 from ppsim.cost.memory import model_capacity, stage_kv_bytes
@@ -68,7 +67,7 @@ class Field:
     def __init__(self, q: Question) -> None:
         check_numbers(q)
         self.q = q
-        self.shape: ModelShape = load_model(q.model)
+        self.shape: ModelShape = q.shape()
         self.gpu: Gpu = load_gpu(q.gpu)
         self.tp_size = group_size(self.shape, q)
         self.multiple = q.num_gpus // self.tp_size

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ppsim.cost.config_json import load_model
 from ppsim.cost.context_parallel import NODE_GPUS
 from ppsim.cost.gpu import Gpu
 from ppsim.cost.model import ModelShape
@@ -52,6 +53,11 @@ class Question:
     gpus_per_node: int = NODE_GPUS
     overheads: Overheads = PUBLISHED_ALL
     decode: Decode | None = None
+    kv_cache_dtype: str = "auto"
+
+    def shape(self) -> ModelShape:
+        """The model, its keys and values in ``kv_cache_dtype``."""
+        return load_model(self.model, kv_dtype=self.kv_cache_dtype)
 
     @property
     def names_nodes(self) -> bool:

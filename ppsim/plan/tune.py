@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ppsim.errors import ScenarioError
 from ppsim.plan import around
 from ppsim.plan.candidate import Candidate, with_candidate
 from ppsim.plan.evaluate import Figures, not_in_fast_path
@@ -13,8 +14,9 @@ from ppsim.plan.probe import NUM_REQUESTS, probe_of
 from ppsim.plan.rerun import rerun
 from ppsim.plan.search import Progress, Search
 from ppsim.plan.tuning import Judged, Row, Tuning, score_of
+from ppsim.scenario.layers import known_shape
 from ppsim.scenario.tree import MAX_TOKENS, Scenario
-from ppsim.scenario.warn import assumed_workload
+from ppsim.scenario.warn import MADE_UP, assumed_workload, default_costs, named_model
 from ppsim.sglang.edit import edited
 from ppsim.sglang.launch import to_launch_line
 from ppsim.sglang.scenario import is_set
@@ -36,6 +38,7 @@ class Wish:
 
 def tune(s: Scenario, wish: Wish, progress: Progress | None = None) -> Tuning:
     """Tune a scenario. Raises UsageError or ScenarioError for what cannot be, PpsimError if a simulated run fails."""
+    refuse_made_up_costs(s)
     s, made_room = with_room(s, wish.prompt)
     probe = probe_of(s, wish.objective, rate_per_s=wish.rate_per_s, prompt=wish.prompt, num_requests=wish.num_requests)
     k = s.cluster
@@ -59,6 +62,20 @@ def tune(s: Scenario, wish: Wish, progress: Progress | None = None) -> Tuning:
     if wish.prompt is None:
         found.assumed = assumed_workload(s).replace("--output, ", "")  # prefill alone is tuned
     return found
+
+
+def refuse_made_up_costs(s: Scenario) -> None:
+    """Nothing is recommended for a model by name on costs that are not its own. Raises ScenarioError."""
+    name, costs = named_model(s), default_costs(s, MADE_UP)
+    if not name or not any("_per_token" in cost for cost in costs):  # a constant that was left alone is told in a note
+        return
+    shape = known_shape(s)
+    what = f"{name} has {shape.num_layers} layers" if shape else f"the shape of {name} is not known"
+    raise ScenarioError(
+        "cost.source",
+        f"{what}, but {', '.join(costs)} are defaults and not its costs: nothing can be recommended on them",
+        "ppsim tune --gpu KEY, or cost.source 'roofline' with model.key and gpu.key, or cost.* from ppsim fit",
+    )
 
 
 def judge(search: Search, found: Tuning) -> None:
@@ -120,6 +137,11 @@ def notes(search: Search, found: Tuning) -> list[str]:
     """What the figures rest on and leave out, as sentences."""
     out = []
     s, best = search.scenario, found.best
+    made_up = default_costs(s, MADE_UP)
+    if made_up:
+        out.append(f"{', '.join(made_up)} are defaults: the times are those of no model")
+    shape = known_shape(s)
+    out += [f"{s.model.key}: {note}" for note in shape.notes] if shape else []
     if best.split.cp_size > 1:
         out.append("cp is an estimate (ppsim/cost/context_parallel.py); SGLang has it for some models only")
     if best.split.pp_size > 1 and not s.links.bandwidth_gb_per_s:

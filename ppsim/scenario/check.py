@@ -5,6 +5,7 @@ A configuration that can never progress is refused here, at the start, and not p
 
 from __future__ import annotations
 
+from ppsim.cost.quantization import method_named
 from ppsim.errors import ScenarioError
 from ppsim.scenario.gpu import scenario_gpu
 from ppsim.scenario.hicache import check_hicache
@@ -66,7 +67,8 @@ def check_scheduler(s: Scenario) -> None:
     for pool in pools:
         if pool is None:
             continue
-        need = max(chunk if chunk != -1 else 1, c.page_size)
+        has_chunks = chunk != -1 and s.disaggregation.role != "decode"
+        need = max(chunk if has_chunks else 1, c.page_size)
         if pool < need:
             raise ScenarioError(
                 "scheduler.max_total_tokens",
@@ -77,6 +79,8 @@ def check_scheduler(s: Scenario) -> None:
 
 def check_model(s: Scenario) -> None:
     m = s.model
+    if m.quantization is not None:
+        method_named("model.quantization", m.quantization)
     if s.gpu.key is not None:
         scenario_gpu(s)  # raises for an unknown key
     if s.cost.source == "roofline":

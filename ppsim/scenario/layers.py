@@ -15,7 +15,7 @@ from ppsim.scenario.tree import Scenario
 def model_shape(s: Scenario) -> ModelShape:
     """Shape of the model that ``model.key`` names, with the scenario's cache type. Raises ScenarioError."""
     key = s.model.key or ""
-    return cached_shape(key, s.model.kv_cache_dtype, changed_at(Path(key)))
+    return cached_shape(key, s.model.kv_cache_dtype, s.model.quantization, changed_at(Path(key)))
 
 
 def known_shape(s: Scenario) -> ModelShape | None:
@@ -24,8 +24,8 @@ def known_shape(s: Scenario) -> ModelShape | None:
 
 
 @lru_cache(maxsize=64)  # a tuner asks for it thousands of times
-def cached_shape(key: str, kv_cache_dtype: str, changed_ns: int) -> ModelShape:
-    return load_model(key, kv_dtype=kv_cache_dtype)
+def cached_shape(key: str, kv_cache_dtype: str, quantization: str | None, changed_ns: int) -> ModelShape:
+    return load_model(key, kv_dtype=kv_cache_dtype, quantization=quantization)
 
 
 def changed_at(path: Path) -> int:

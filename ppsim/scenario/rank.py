@@ -100,15 +100,14 @@ def local_capacity_tokens(s: Scenario, pp_rank: int) -> int:
         return given
     capacity = key_capacity(s)
     if capacity is not None:
-        need = max(s.scheduler.chunked_prefill_size, s.scheduler.page_size)
-        tokens = capacity.require(need).stages[pp_rank].num_tokens
+        tokens = capacity.require(least_tokens(s)).stages[pp_rank].num_tokens
         return tokens if tokens < NO_LIMIT else unlimited_tokens(s)
     budget = round(memory_gb(s) * s.gpu.mem_fraction_static * GB)
     weights = stage_weight_bytes(s, pp_rank) // s.cluster.tp_size
     layers = partition_of(s)[pp_rank]
     per_token = max(1, round(kv_bytes_per_token_and_layer(s) * layers) // s.cluster.tp_size)
     tokens = (budget - weights) // per_token
-    need = max(s.scheduler.chunked_prefill_size, s.scheduler.page_size)
+    need = least_tokens(s)
     if tokens < need:
         raise ScenarioError(
             "gpu.memory_gb",
@@ -117,6 +116,12 @@ def local_capacity_tokens(s: Scenario, pp_rank: int) -> int:
             "more memory, more stages, or a higher tp_size",
         )
     return tokens
+
+
+def least_tokens(s: Scenario) -> int:
+    """Tokens of a pool with which a server can serve anything: a chunk, and on a decode server a page."""
+    chunk = 1 if s.disaggregation.role == "decode" else s.scheduler.chunked_prefill_size
+    return max(chunk, s.scheduler.page_size)
 
 
 def stage_weight_bytes(s: Scenario, pp_rank: int) -> int:

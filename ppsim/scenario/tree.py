@@ -124,6 +124,7 @@ class Model(Section):
     path: str | None = None
     key: str | None = None  # a known model or a config.json: its shape replaces the fields above, whatever cost.source
     kv_cache_dtype: KvCacheType = "auto"  # of the KV pool; auto: the model's own type
+    quantization: str | None = None  # of weights that a checkpoint has in full: quantised while they are loaded
 
 
 class Gpu(Section):

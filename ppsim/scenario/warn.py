@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ppsim.cost.roofline import DECODE_LAYER_US
 from ppsim.scenario.chunks import sglang_predictor
-from ppsim.scenario.tree import Disaggregation, Length, Links, Scenario, Workload
-
-OVERHEADS = ("link_latency_us", "nic_latency_us", "all_reduce_us", "layer_overhead_us")
+from ppsim.scenario.effects import OVERHEADS, keys_without_effect, request_keys_without_effect
+from ppsim.scenario.layers import known_shape
+from ppsim.scenario.tree import CostTree, Disaggregation, Length, Links, Model, Scenario, Workload
 
 
 def start_warnings(s: Scenario) -> tuple[str, ...]:
@@ -31,6 +31,7 @@ def start_warnings(s: Scenario) -> tuple[str, ...]:
             "decode is a lower bound: cost.layer_overhead_us is 0, no kernel costs anything to start; a published "
             f"measurement says about {DECODE_LAYER_US:g}"
         )
+    found += model_warnings(s)
     return tuple(found)
 
 
@@ -98,27 +99,55 @@ def assumed_workload(s: Scenario) -> str:
     )
 
 
-ONLY_PD = (
-    "decode_pp_size",
-    "decode_pp_async_batch_depth",
-    "decode_max_total_tokens",
-    "decode_max_running_requests",
-    "kv_bandwidth_gb_per_s",
-    "kv_latency_us",
-    "kv_faults",
-)
+MADE_UP = ("prefill_c_ms", "prefill_b_ms_per_token", "prefill_a_ms_per_token2")
+MADE_UP_DECODE = ("decode_c_ms", "decode_row_ms", "decode_kv_ms_per_token")
+
+
+def default_costs(s: Scenario, names: tuple[str, ...] = MADE_UP + MADE_UP_DECODE) -> list[str]:
+    """Costs of the quadratic model that nobody gave: the numbers of ppsim's own example, and of no model."""
+    usual = CostTree()
+    if s.cost.source != "quadratic":
+        return []
+    return [f"cost.{n} {getattr(usual, n):g}" for n in names if getattr(s.cost, n) == getattr(usual, n)]
+
+
+def named_model(s: Scenario) -> str:
+    """The model that the scenario names, if any; without one its numbers are nobody's."""
+    return s.model.key or s.model.path or ""
+
+
+def model_warnings(s: Scenario) -> list[str]:
+    """What is said about a model by name and is not of this model."""
+    found = []
+    name, costs = named_model(s), default_costs(s)
+    if name and costs:
+        found.append(
+            f"{', '.join(costs)} are defaults and not costs of {name}: the times say nothing about it "
+            "(cost.source 'roofline' with gpu.key, or cost.* from ppsim fit)"
+        )
+    if s.model.path is not None and s.model.key is None and s.model == Model(path=s.model.path):
+        found.append(
+            f"model.path {s.model.path!r} is no known model: the {s.model.num_hidden_layers} layers are the defaults "
+            "of [model] (model.key may name a config.json)"
+        )
+    shape = known_shape(s)
+    if shape is not None:
+        found += [f"model.key {s.model.key}: {note}" for note in shape.notes]
+        if shape.state_bytes and s.disaggregation.role == "pd":
+            found.append("states of requests cross to the decode side in no time: only keys and values are on the wire")
+    return found
+
+
 ONLY_VOTES = ("bootstrap", "variant")  # a plain server has no votes, a decode server no bootstrap
 
 
 def without_effect(s: Scenario) -> list[str]:
     """Likewise, once for a scenario and not for each of two sides: keys of another role, requests that never come."""
-    d = s.disaggregation
-    idle = list(ONLY_PD) if d.role != "pd" else []
-    if d.role in ("plain", "decode"):
-        idle += ONLY_VOTES if d.role == "plain" else ONLY_VOTES[:1]
-    usual = Disaggregation()
-    found = [
-        f"disaggregation.{key} has no effect with disaggregation.role {d.role!r}"
+    d, usual = s.disaggregation, Disaggregation()
+    idle = {"plain": ONLY_VOTES, "decode": ONLY_VOTES[:1]}.get(d.role, ())
+    found = [*keys_without_effect(s), *request_keys_without_effect(s)]
+    found += [
+        f"disaggregation.{key} has no effect: disaggregation.role is {d.role!r}"
         for key in idle
         if getattr(d, key) != getattr(usual, key)
     ]

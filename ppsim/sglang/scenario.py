@@ -9,13 +9,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 from ppsim.cost.config_json import checkpoint_of, known_key, load_model
 from ppsim.cost.gpu import load_gpu
+from ppsim.cost.quantization import ALIASES, METHODS
 from ppsim.errors import ScenarioError, UsageError
 from ppsim.scenario.load import known_keys
-from ppsim.scenario.tree import Scenario
+from ppsim.scenario.tree import KvCacheType, Scenario
 from ppsim.sglang import flags, vllm
 from ppsim.sglang.flags import defaults
 from ppsim.sglang.result import LaunchLine, plain
@@ -74,6 +76,29 @@ def limit_seconds(ms: Any) -> Any:
     return to_seconds(ms) if ms else -1
 
 
+KV_WORDS = {"fp8_inc": "fp8", "fp8_ds_mla": "fp8", "fp4": "fp4_e2m1"}  # vLLM's words
+
+
+def to_kv_type(value: Any) -> Any:
+    return KV_WORDS.get(value, value)
+
+
+def to_kv_flag(value: Any) -> Any:
+    return "fp8_e4m3" if value == "fp8" else value
+
+
+def is_kv_type(value: Any) -> bool:
+    return to_kv_type(value) in get_args(KvCacheType)
+
+
+def is_quantization(value: Any) -> bool:
+    return value is None or value in METHODS or value in ALIASES
+
+
+def anything(value: Any) -> bool:
+    return True
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """``name`` of the value, ``key`` of the tree, ``flag`` that prints it; ``to_key`` and ``to_flag`` convert."""
@@ -84,6 +109,8 @@ class Row:
     to_key: Convert = same
     to_flag: Convert = same
     always: bool = False  # print it even if it is SGLang's default
+    none_is_default: bool = False  # nothing is left open where nobody gives it
+    accepts: Callable[[Any], bool] = anything  # of other values the flag is not modelled
 
 
 ROWS: tuple[Row, ...] = (
@@ -128,6 +155,10 @@ ROWS: tuple[Row, ...] = (
         "scheduler.skip_pure_chunked_output_comm",
         "SGLANG_PP_SKIP_PURE_CHUNKED_OUTPUT_COMM",
     ),
+    Row("max_mamba_cache_size", "scheduler.max_mamba_cache_size", "--max-mamba-cache-size", none_is_default=True),
+    Row("mamba_full_memory_ratio", "scheduler.mamba_full_memory_ratio", "--mamba-full-memory-ratio"),
+    Row("kv_cache_dtype", "model.kv_cache_dtype", "--kv-cache-dtype", to_kv_type, to_kv_flag, accepts=is_kv_type),
+    Row("quantization", "model.quantization", "--quantization", none_is_default=True, accepts=is_quantization),
     Row("layer_partition", "model.layer_partition", "SGLANG_PP_LAYER_PARTITION"),
     Row("disaggregation_mode", "disaggregation.role", "--disaggregation-mode", to_role, to_mode),
     Row("num_reserved_decode_tokens", "disaggregation.num_reserved_decode_tokens", "--num-reserved-decode-tokens"),
@@ -173,8 +204,9 @@ def to_scenario(line: LaunchLine) -> dict[str, Any]:
     """What the line says of a scenario.
 
     ``overrides``: dotted key of the tree -> value, SGLang's own defaults included where they are fixed numbers, so that
-    no default of ppsim stands in for one of SGLang; a layer partition also gives the number of layers, the name of a
-    known checkpoint model.key, and of SGLang's tp_size the context-parallel ranks are taken out.
+    no default of ppsim stands in for one of SGLang; the name of a known checkpoint, or a folder here with a
+    config.json, gives model.key, a layer partition the number of layers of any other model, and of SGLang's tp_size the
+    context-parallel ranks are taken out.
     ``not_modelled``: given values without a key. ``left_open``: keys that the line does not settle, with the reason.
     Raises UsageError if the line has errors.
     """
@@ -192,22 +224,29 @@ def to_scenario(line: LaunchLine) -> dict[str, Any]:
     for row in ROWS:
         if not has_key(row.key):
             continue
+        value = given.get(row.name, fallback.get(row.name))
+        if not row.accepts(value):
+            left_open[row.key] = f"{value!r} is not modelled: the model's own type stands in"
+            continue
         modelled.add(row.name)
         if row.name in holes:
             left_open[row.key] = f"unresolved: {holes[row.name]}"
             continue
         value = given.get(row.name, fallback.get(row.name))
+        if value is None and row.none_is_default:
+            continue
         if value is None and row.to_key is same:
             left_open[row.key] = decided_at_start(line, row)
             continue
         overrides[row.key] = plain(row.to_key(value))
     stand_ins(line, overrides, left_open)
-    if "model.layer_partition" in overrides:
-        overrides["model.num_hidden_layers"] = sum(overrides["model.layer_partition"])
-    key = known_key(str(overrides.get("model.path", "")))
+    key = key_of(overrides.get("model.path"))
     if key is not None:
         overrides["model.key"] = key
+        overrides["model.num_hidden_layers"] = load_model(key).num_layers
         split_as_vllm(line, key, overrides, left_open)
+    elif "model.layer_partition" in overrides:
+        overrides["model.num_hidden_layers"] = sum(overrides["model.layer_partition"])
     cp_size, tp_size = given.get("attn_cp_size", 1), overrides.get("cluster.tp_size", 1)
     if isinstance(cp_size, int) and cp_size > 1 and tp_size % cp_size == 0:
         modelled.add("attn_cp_size")
@@ -215,6 +254,14 @@ def to_scenario(line: LaunchLine) -> dict[str, Any]:
         left_open["gpu.nic_gb_per_s"] = "context-parallel ranks exchange keys and values"
     not_modelled = {name: plain(value) for name, value in given.items() if name not in modelled}
     return {"overrides": overrides, "not_modelled": not_modelled, "left_open": left_open}
+
+
+def key_of(path: Any) -> str | None:
+    """What names the shape of a model that a line starts: a known checkpoint, or a folder here with a config.json."""
+    known = known_key(str(path or ""))
+    if known is not None or not isinstance(path, str):
+        return known
+    return path if (Path(path) / "config.json").is_file() else None
 
 
 def priced(found: dict[str, Any], gpu_key: str) -> dict[str, Any]:
@@ -229,7 +276,7 @@ def priced(found: dict[str, Any], gpu_key: str) -> dict[str, Any]:
         if shape is None:
             raise ScenarioError("--gpu", "the launch line names no model", "leave the option out, or give a model")
         overrides["model.key"] = path
-    overrides |= {"gpu.key": gpu.key, "cost.source": "roofline"}
+    overrides |= {"gpu.key": gpu_key, "cost.source": "roofline"}
     if gpu.efficiency is not None:
         overrides["cost.efficiency"] = gpu.efficiency
     return {**found, "overrides": overrides}

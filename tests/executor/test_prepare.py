@@ -137,12 +137,29 @@ def test_a_tensor_that_is_missing_or_has_another_shape_is_named(copy: Path) -> N
             "cpu",
             "scheduler.max_total_tokens: weights of 0.00 GB and",
         ),
+        ({"model": {"kv_cache_dtype": "fp8"}}, "cpu", "model.kv_cache_dtype: 'fp8': the executor keeps keys"),
+        ({"model": {"quantization": "fp8"}}, "cpu", "model.quantization: 'fp8': the executor quantises no weights"),
+        (
+            {"model": {"key": "qwen3-8b"}},
+            "cpu",
+            "model.key: 'qwen3-8b' is another model than the fields of [model], which the executor computes: "
+            "num_hidden_layers 36, not 5; hidden_size 4096, not ",
+        ),
         ({"chance": {"stops": True}}, "cpu", "chance: is decided by the simulated world only"),
         ({}, "tpu", "device 'tpu': expected cpu or cuda"),
     ],
 )
 def test_a_scenario_that_the_executor_cannot_run(sections: dict[str, Any], device: str, message: str) -> None:
     assert refused(small_scenario(**sections), device=device).startswith(message)
+
+
+def test_a_key_that_names_the_checkpoint_that_runs_is_as_good_as_none(copy: Path) -> None:
+    plain = prepared(with_path(copy), None, "cpu")
+    keyed = with_path(copy).model_copy(update={"model": with_path(copy).model.model_copy(update={"key": str(copy)})})
+    assert prepared(keyed, None, "cpu").model.model_copy(update={"key": None}) == plain.model
+    edit_config(copy, vocab_size=212)
+    other = keyed.model_copy(update={"model": keyed.model.model_copy(update={"key": "llama-3.1-8b"})})
+    assert refused(other).startswith(f"model.key: 'llama-3.1-8b' is another model than {copy}, which the executor")
 
 
 def test_a_prompt_outside_the_vocabulary_is_refused() -> None:

@@ -223,7 +223,8 @@ def test_a_request_of_a_trace_that_never_fits_is_answered_counted_and_told_and_t
     summary = json.loads(result.stdout)
     assert (summary["num_requests"], summary["num_finished"], summary["num_refused"]) == (4, 3, 1)
     assert summary["warnings"] == [
-        "1 of 4 requests were refused; first R2: 5000 prompt + 2 new tokens exceed the context length of 1000"
+        "gpu.memory_gb has no effect: scheduler.max_total_tokens gives the pool",
+        "1 of 4 requests were refused; first R2: 5000 prompt + 2 new tokens exceed the context length of 1000",
     ]
     replies = Path("runs/latest/recording.jsonl").read_text().splitlines()
     assert sum('"refused"' in line and '"R2"' in line for line in replies) == 1

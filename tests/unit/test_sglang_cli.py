@@ -71,14 +71,14 @@ def test_the_printed_scenario_can_be_loaded_and_run() -> None:
 
 
 def test_json_has_what_was_read_what_was_not_and_the_line_printed_back() -> None:
-    text = "sglang serve --model-path m --pp-size 2 --nnodes $N --frobnicate 3 --quantization fp8"
+    text = "sglang serve --model-path m --pp-size 2 --nnodes $N --frobnicate 3 --attention-backend fa3"
     result = ppsim("import", text, "--json")
     assert result.exit_code == 0
     (found,) = json.loads(result.stdout)
     assert found["values"]["pp_size"] == 2
     assert found["unknown_flags"] == [{"flag": "--frobnicate", "values": ["3"], "line": 1, "nearest": None}]
     assert [hole["variables"] for hole in found["unresolved"]] == [["N"]]
-    assert found["scenario"]["not_modelled"] == {"quantization": "fp8"}
+    assert found["scenario"]["not_modelled"] == {"attention_backend": "fa3"}
     assert "--pp-size 2" in found["launch_line"]
 
 
@@ -134,7 +134,13 @@ def test_a_gpu_gives_the_line_stage_times_of_a_known_model() -> None:
     assert "left open: stage times" in plain.stderr
     assert "left open: stage times" not in result.stderr
     tree = tomllib.loads(result.stdout)
-    assert tree["model"] == {"path": "deepseek-ai/DeepSeek-V3.1", "key": "deepseek-v3.1"}
+    model = {
+        "path": "deepseek-ai/DeepSeek-V3.1",
+        "key": "deepseek-v3.1",
+        "kv_cache_dtype": "auto",
+        "num_hidden_layers": 61,
+    }
+    assert tree["model"] == model
     assert (tree["gpu"]["key"], tree["cost"]["source"]) == ("h20", "roofline")
     assert tree["cost"]["efficiency"] == load_gpu("h20").efficiency
     Path("mine.toml").write_text(result.stdout)

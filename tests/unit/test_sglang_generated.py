@@ -31,8 +31,8 @@ SGLANG: dict[str, tuple[list[str], list[Any], str]] = {  # spellings, values, ke
     "policy": (["--schedule-policy"], ["fcfs", "lpm", "lof", "random", "priority"], "scheduler.schedule_policy"),
     "radix": (["--disable-radix-cache"], [True], "scheduler.disable_radix_cache"),
     "mixed": (["--enable-mixed-chunk"], [True], "scheduler.enable_mixed_chunk"),
-    "quant": (["--quantization"], ["fp8", "awq"], ""),
-    "kv": (["--kv-cache-dtype"], ["fp8_e5m2"], ""),
+    "quant": (["--quantization"], ["fp8", "awq"], "model.quantization"),
+    "kv": (["--kv-cache-dtype"], ["fp8_e5m2"], "model.kv_cache_dtype"),
     "trust": (["--trust-remote-code"], [True], ""),
     "odd": (["--frobnicate"], [3, "x"], ""),
 }
@@ -45,7 +45,7 @@ VLLM: dict[str, tuple[list[str], list[Any], str]] = {
     "context": (["--max-model-len"], [4096, 32768], "scheduler.context_length"),
     "memory": (["--gpu-memory-utilization"], [0.8, 0.85], "gpu.mem_fraction_static"),
     "policy": (["--scheduling-policy"], ["fcfs", "priority"], "scheduler.schedule_policy"),
-    "quant": (["--quantization", "-q"], ["fp8", "awq"], ""),
+    "quant": (["--quantization", "-q"], ["fp8", "awq"], "model.quantization"),
     "eager": (["--enforce-eager"], [True], "!cluster.cuda_graph"),
     "odd": (["--frobnicate"], [3, "x"], ""),
 }
@@ -110,9 +110,7 @@ def write(seed: int) -> Written:
         elif key:
             found.truth[key] = value
         else:
-            found.named.append(
-                {"quant": "quantization", "kv": "kv_cache_dtype", "trust": "trust_remote_code"}.get(name, flag)
-            )
+            found.named.append({"trust": "trust_remote_code"}.get(name, flag))
     found.text = wrapped(draw, draw.choice(PROGRAMS[engine]).format(m=model), before, groups)
     return found
 

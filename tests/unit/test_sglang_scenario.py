@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import put, validate
 from ppsim.scenario.tree import Scenario
 from ppsim.sglang.launch import read_launch, to_launch_line, to_scenario
@@ -44,6 +45,10 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         "scheduler.dynamic_chunking_smooth_factor": st.floats(0, 1, allow_nan=False),
         "model.layer_partition": st.one_of(st.none(), partition),
         "gpu.mem_fraction_static": st.floats(0.01, 1, allow_nan=False),
+        "scheduler.max_mamba_cache_size": st.one_of(st.none(), st.integers(1, 100_000)),
+        "scheduler.mamba_full_memory_ratio": st.floats(0.01, 9, allow_nan=False),
+        "model.kv_cache_dtype": st.sampled_from(["auto", "bf16", "fp8_e4m3", "fp8_e5m2", "fp4_e2m1"]),
+        "model.quantization": st.one_of(st.none(), st.sampled_from(["fp8", "awq_marlin", "modelopt_fp4", "w8a8_int8"])),
     }
     for key in KEYS:
         default = value_at(Scenario(), key)
@@ -74,7 +79,8 @@ def test_a_scenario_prints_and_reads_back(scenario: Scenario) -> None:
     found = to_scenario(line)
     assert found["overrides"] == wanted(scenario)
     assert found["not_modelled"] == {}
-    absent = {key for key in KEYS if value_at(scenario, key) is None}
+    settled = {row.key for row in ROWS if row.none_is_default}  # nobody decides these at start
+    absent = {key for key in KEYS if value_at(scenario, key) is None} - settled
     assert set(found["left_open"]) == absent
 
 
@@ -240,8 +246,35 @@ def test_the_sizes_and_the_model_are_always_printed() -> None:
 
 
 def test_what_the_tree_has_no_key_for_is_listed() -> None:
-    (line,) = read_launch("sglang serve --model-path m --quantization fp8 --dp-size 4 --pp-size 2")
-    assert to_scenario(line)["not_modelled"] == {"quantization": "fp8", "dp_size": 4}
+    (line,) = read_launch("sglang serve --model-path m --attention-backend fa3 --dp-size 4 --pp-size 2")
+    assert to_scenario(line)["not_modelled"] == {"attention_backend": "fa3", "dp_size": 4}
+
+
+@pytest.mark.parametrize("command", ["sglang serve --model-path m", "vllm serve m"])
+@pytest.mark.parametrize(
+    ("flags", "overrides", "not_modelled"),
+    [
+        ("--kv-cache-dtype fp8_e5m2", {"model.kv_cache_dtype": "fp8_e5m2"}, {}),
+        ("--kv-cache-dtype fp8_inc", {"model.kv_cache_dtype": "fp8"}, {}),
+        ("--kv-cache-dtype turbo9", {}, {"kv_cache_dtype": "turbo9"}),
+        ("--quantization awq_marlin", {"model.quantization": "awq_marlin"}, {}),
+        ("--quantization gguf", {}, {"quantization": "gguf"}),
+        ("", {"model.kv_cache_dtype": "auto"}, {}),
+    ],
+)
+def test_types_of_cache_and_weights_are_read_or_listed(
+    command: str, flags: str, overrides: dict[str, str], not_modelled: dict[str, str]
+) -> None:
+    (line,) = read_launch(f"{command} {flags}")
+    found = to_scenario(line)
+    types = {key: found["overrides"].get(key) for key in ("model.kv_cache_dtype", "model.quantization")}
+    usual = {} if "kv_cache_dtype" in not_modelled else {"model.kv_cache_dtype": "auto"}
+    assert {key: value for key, value in types.items() if value is not None} == {**usual, **overrides}
+    assert found["not_modelled"] == not_modelled
+    raw: dict[str, Any] = {}
+    for key, value in overrides.items():
+        put(raw, key, value)
+    check_scenario(validate(raw))  # what is written can be run
 
 
 def test_an_unresolved_value_is_left_open_and_gives_no_override() -> None:

@@ -273,12 +273,13 @@ def test_a_contradiction_is_one_error_and_no_scenario() -> None:
 def test_nothing_is_recommended_for_a_workload_that_nobody_gave_and_a_given_one_changes_the_line() -> None:
     """131072 tokens fill the default context, which nobody gave either: it makes room and is no flag of the answer."""
     Path("mine.toml").write_text(ppsim("import", "sglang serve m --pp-size 2 --frobnicate 3").stdout)
-    assumed = ppsim("tune", "mine.toml", "--json")
+    own = ("--set", "cost.prefill_b_ms_per_token=0.03", "--set", "cost.prefill_a_ms_per_token2=1e-6")
+    assumed = ppsim("tune", "mine.toml", "--json", *own)
     assert assumed.exit_code == 0, assumed.output
     found = json.loads(assumed.stdout)
     assert found["sglang"] is None
     assert "prompts of 1024 tokens" in found["assumed"]
-    asked = json.loads(ppsim("tune", "mine.toml", "--prompt", "131072", "--json").stdout)
+    asked = json.loads(ppsim("tune", "mine.toml", "--prompt", "131072", "--json", *own).stdout)
     assert asked["assumed"] is None
     assert "--frobnicate 3" in asked["sglang"]
     assert "--context-length" not in asked["sglang"]

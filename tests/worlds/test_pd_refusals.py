@@ -102,6 +102,18 @@ def test_pauses_and_clocks_are_numbered_over_both_sides() -> None:
 # --- what runs, but not as its keys may lead one to think ------------------------------------------------------------
 
 
+def needful(role: str) -> dict[str, Any]:
+    """What a scenario of a role says, without a key that does nothing there."""
+    base = {**(PAIR if role == "pd" else UNIT), "disaggregation.role": role}
+    if role in ("decode", "pd"):
+        base["disaggregation.num_reserved_decode_tokens"] = 4
+    if role == "decode":
+        del base["scheduler.chunked_prefill_size"]
+    if role == "prefill":
+        base["workload.requests"] = [{"rid": "R1", "prompt": 4, "output": 1}]
+    return base
+
+
 @pytest.mark.parametrize(
     ("role", "changes", "words"),
     [
@@ -125,13 +137,12 @@ def test_pauses_and_clocks_are_numbered_over_both_sides() -> None:
     ],
 )
 def test_what_has_no_effect_is_said_once_in_the_report(role: str, changes: dict[str, Any], words: str) -> None:
-    result = run({"disaggregation.role": role, "disaggregation.num_reserved_decode_tokens": 4, **changes})
+    result = run(changes, needful(role))
     assert result.verdict.kind == "pass", result.verdict.message
     assert [words in warning for warning in result.recording.warnings] == [True]
 
 
 @pytest.mark.parametrize("role", ["plain", "prefill", "decode", "pd"])
 def test_a_scenario_that_says_nothing_needless_is_told_nothing(role: str) -> None:
-    base = PAIR if role == "pd" else UNIT
-    result = run({"disaggregation.role": role, "disaggregation.num_reserved_decode_tokens": 4}, base)
+    result = run({}, needful(role))
     assert result.recording.warnings == []
