@@ -40,8 +40,11 @@ DECODE_KEYS = {"c": "cost.decode_c_ms", "row": "cost.decode_row_ms", "kv": "cost
 
 @guarded
 def fit(file: FileArg, terms: TermsOption = None, floor: FloorOption = False, as_json: JsonOption = False) -> int:
-    """Fit costs to measurements, with their uncertainty: max(floor, c + first [L = 0] + gamma L + b x + a (2 L x + x^2))
-    to prefill chunks of x tokens after L, c + r n + k K to decode steps of n rows over K tokens."""
+    """Fit costs to measurements, and say how sure they are.
+
+    Prefill chunks of x tokens after L: max(floor, c + first [L = 0] + gamma L + b x + a (2 L x + x^2)). Decode steps of
+    n rows over K tokens of KV: c + r n + k K.
+    """
     from ppsim.cli.measured import read_measured
     from ppsim.cost.decode_fit import fit_decode
     from ppsim.cost.fit import fit_samples

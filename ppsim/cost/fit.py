@@ -1,10 +1,10 @@
 """Coefficients of max(floor, c + first [L = 0] + gamma L + b x + a (2 L x + x^2)) from measured chunks.
 
 Without ``terms`` those are taken that the samples can tell apart and that are surely not 0, by least squares (the rule
-is in ``least_squares.py``); what was left out is said with its reason, and each coefficient has a standard error and a 95 % interval where
-the samples are more than the terms. Two chunks of different shape are enough. ``first`` is the extra time of a chunk
-with nothing before it. ``a`` is the cumulative coefficient; ``alpha = 2 a`` (cost of a query per position) has its own
-name.
+is in ``least_squares.py``). What was left out is said with its reason, and each coefficient has a standard error and a
+95 % interval where the samples are more than the terms. Two chunks of different shape are enough. ``first`` is the
+extra time of a chunk with nothing before it. ``a`` is the cumulative coefficient; ``alpha = 2 a`` (cost of a query per
+position) has its own name.
 
 A fit that cannot be trusted is refused with the reason, and what was found is shown all the same: one chunk only, terms
 asked for that the samples cannot tell apart, a <= 0 where a was asked for, residuals too large, a negative or undefined

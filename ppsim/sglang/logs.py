@@ -19,9 +19,11 @@ from ppsim.sglang.profiles import LoggedFit, Profile, find_fits, find_profiles
 from ppsim.sglang.samples import Chain, DecodeSample, Sample, measure
 from ppsim.sglang.stamps import Ranks, clean, rank_name, ranks_of
 from ppsim.sglang.started import read_started
+from ppsim.sglang.understood import understood
 from ppsim.sglang.windows import Window, find_windows
 
 MAX_LAST = 2000
+MAX_SHOWN = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +59,8 @@ class LogReport:
     rank_table: dict[int, Ranks] = field(default_factory=dict)
     ranks: list[Ranks] = field(default_factory=list)
     prompt_tokens: int | None = None
+    num_replies: int = 0
+    not_understood: list[tuple[int, str]] = field(default_factory=list)  # lines that gave nothing: number, beginning
 
     def of(self, kind: str, state: str = "complete") -> list[BatchLine]:
         return [line for line in self.batches if line.kind == kind and line.state == state]
@@ -161,6 +165,8 @@ class LogReport:
             "remarks": self.remarks,
             "server": self.server,
             "ranks": [rank_name(ranks) for ranks in self.ranks],
+            "replies": self.num_replies,
+            "not_understood": [{"line": line, "text": text} for line, text in self.not_understood],
             "summary": self.summary(),
         }
 
@@ -192,6 +198,13 @@ def read_log(text: str) -> LogReport:
     report.findings = find_all(rows, report.batches, report.windows)
     report.server, report.rank_table = read_started(rows, text)
     report.ranks = seen_ranks(rows)
+    known, report.num_replies = understood(rows, used, report.batches)
+    ends = {broken.line - 1 for broken in report.cut}
+    report.not_understood = [
+        (row + 1, text.strip()[:MAX_SHOWN])
+        for row, text in enumerate(rows)
+        if text.strip() and row not in known and row not in ends
+    ]
     if report.prompt_tokens is None:
         prompts = [chain.prompt_tokens for chain in report.chains if chain.prompt_tokens is not None]
         report.prompt_tokens = max(prompts, default=None)

@@ -43,6 +43,14 @@ def read_started(rows: Sequence[str], text: str) -> tuple[dict[str, Any], dict[i
     return values, table
 
 
+def says_something(line: str) -> bool:
+    """A line that ``read_started`` takes something from."""
+    named = "=" in line and any(found["name"] in STARTS for found in KEY_VALUE.finditer(line))
+    if named or ("non-default args" in line and NON_DEFAULT.search(line)):
+        return True
+    return bool(WORLD.search(line) or MODEL_LEN.search(line) or "ServerArgs(" in line)
+
+
 def key_values(line: str, values: dict[str, Any], is_last: bool) -> None:
     for found in KEY_VALUE.finditer(line):
         if found["name"] not in STARTS or found["more"] == "_" or (is_last and found.end() == len(line.rstrip())):
