@@ -36,13 +36,15 @@ class Measured:
 
 def read_measured(name: str) -> Measured:
     """Samples of a file, standard input (-), a run folder or a run's name. Raises UsageError with what is lacking."""
+    from ppsim.workload.trace import unpacked
+
     path = Path(name)
     if name == "-":
-        text, name = sys.stdin.buffer.read().decode("utf-8", errors="replace"), "standard input"
+        text, name = unpacked("standard input", sys.stdin.buffer.read()).decode("utf-8", "replace"), "standard input"
     elif not is_file(name):
         return of_run(name, path)
     else:
-        text = path.read_bytes().decode("utf-8", errors="replace")
+        text = unpacked(name, path.read_bytes()).decode("utf-8", errors="replace")
     refuse_other_kinds(text, name)
     first = next((row for row in text.split("\n", 50) if row.strip()), "").strip()
     if first.startswith("{"):

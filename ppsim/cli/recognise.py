@@ -108,8 +108,25 @@ def one_object(told: Told, data: dict[str, Any], text: str) -> None:
         told.give("ppsim replay {}", "where it is a saved failure")
     elif any(field in data for field in MODEL_FIELDS):
         model(told, data)
-    elif not launches(told, text) and not request_rows(told, text, data):
+    elif is_decisions(data):
+        decisions(told, 1)
+    elif not (request_rows(told, text, data) or one_row(told, text) or launches(told, text)):
         told.read.append("its keys: " + ", ".join(map(str, list(data)[:40])))
+
+
+def one_row(told: Told, text: str) -> bool:
+    """A file of measured rows that has one line only."""
+    return "\n" not in text.strip() and measured_rows(told, text)
+
+
+def is_decisions(record: dict[str, Any]) -> bool:
+    return all(key in record for key in ("config", "steps", "requests"))
+
+
+def decisions(told: Told, num_runs: int) -> None:
+    told.kind = "recorded decisions of an engine"
+    told.read.append(counted(num_runs, "run"))
+    told.give("ppsim conform {}")
 
 
 def array(told: Told, data: list[Any], text: str) -> bool:
@@ -185,10 +202,8 @@ def json_lines(told: Told, text: str, error: Exception) -> bool:
     elif first.get("format") == "ppsim-recording":
         told.kind = "recording of ppsim"
         told.give("ppsim show {}")
-    elif "config" in first and "steps" in first and "requests" in first:
-        told.kind = "recorded decisions of an engine"
-        told.read.append(f"{counted(len(records), 'run')}")
-        told.give("ppsim conform {}")
+    elif is_decisions(first):
+        decisions(told, len(records))
     elif not request_rows(told, text, first) and not measured_rows(told, text):
         told.kind = "JSON lines of an unknown kind"
         told.read.append("the first line has " + ", ".join(map(str, first)))
@@ -312,12 +327,13 @@ def launches(told: Told, text: str) -> bool:
         found = read_launch(text)
     except PpsimError:
         return False
-    told.kind = ", ".join([told.kind] if told.kind else []) or "launch line"
+    told.kind = "launch line"
     for line in found:
         given = ", ".join(f"{name} {value.value}" for name, value in line.values.items())
         told.read.append(f"line {line.line}: {line.engine} is started with {given or 'defaults'}")
         told.read += [f"error: {note}" for note in line.errors] + [f"warning: {note}" for note in line.warnings]
-        told.read += [f"unknown: line {flag.line}, {flag.spelling}" for flag in line.unknown_flags]
+        told.unread += [(flag.line, " ".join((flag.spelling, *flag.values))) for flag in line.unknown_flags]
+        told.unread += [(hole.line, f"{hole.name or 'outside the flags'}: {hole.text}") for hole in line.unresolved]
     told.data["servers"] = len(found)
     told.give("ppsim import {}")
     return True
@@ -334,16 +350,29 @@ def of_text(told: Told, text: str) -> None:
         told.read.append(report.summary())
         told.read += report.told() + report.remarks
         if report.num_replies:
-            told.read.append(f"{counted(report.num_replies, 'reply')[:-1].replace('replys', 'replies')} to clients")
+            told.read.append(f"replies to clients: {report.num_replies}")
         if report.samples or report.decode_samples:
             told.give("ppsim fit {}")
     if (not kinds or starts_server(text)) and launches(told, text):
         kinds.append("launch line")
     told.kind = ", ".join(kinds)
-    if report.not_understood and kinds != ["launch line"]:
-        told.unread = report.not_understood
+    if kinds != ["launch line"]:
+        told.unread = sorted(report.not_understood + told.unread)
+    if not kinds and is_python(text):
+        told.kind, told.unread = "Python source", []
+        told.give("ppsim run SCENARIO --plugin {}", "if it holds a Policy or planted bugs")
     if told.kind and not told.give_to:
         told.read.append("no chunk and no step in it has a time that can be told, so no fit takes it")
+
+
+def is_python(text: str) -> bool:
+    import ast
+
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return any(isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.Import, ast.ImportFrom)) for node in tree.body)
 
 
 def starts_server(text: str) -> bool:

@@ -53,7 +53,8 @@ class Told:
         out += [f"  {sentence}" for sentence in self.read[:MAX_SENTENCES]]
         if len(self.read) > MAX_SENTENCES:
             out.append(f"  ... {len(self.read) - MAX_SENTENCES} more; --json has all")
-        out.append(f"  not understood: {counted(len(self.unread), 'line') if self.unread else 'nothing'}")
+        what = "flag or hole" if self.kind == "launch line" else "line"
+        out.append(f"  not understood: {counted(len(self.unread), what) if self.unread else 'nothing'}")
         out += [f"    line {line}: {text}" for line, text in self.unread[:MAX_EXAMPLES]]
         if len(self.unread) > MAX_EXAMPLES:
             out.append(f"    ... {len(self.unread) - MAX_EXAMPLES} more")

@@ -11,6 +11,7 @@ from ppsim.sglang.batch_lines import BatchLine
 REPLY = re.compile(r"\bHTTP/1\.\d\"?\s+\d{3}\b|\"[A-Z]+ /\S* HTTP/1\.\d\"")
 FAULTS = (findings.WATCHDOG, findings.NCCL, findings.VLLM_RANK, findings.EXCEPTION, findings.KILL, findings.POOL)
 MAX_LINE = 20_000
+MAX_DUMP = 400
 
 
 def understood(rows: Sequence[str], batches: frozenset[int], found: Sequence[BatchLine]) -> tuple[set[int], int]:
@@ -19,6 +20,7 @@ def understood(rows: Sequence[str], batches: frozenset[int], found: Sequence[Bat
     used = set(batches) | {line.line - 1 for line in found}
     used |= set(benches.table_rows(rows)) | set(chunk_tables.table_rows(rows)) | set(profiles.profile_rows(rows))
     used |= {row for row, text in enumerate(rows) if started.says_something(text)}
+    used |= set(dump_rows(rows))
     replies = 0
     row = 0
     while row < len(rows):
@@ -34,3 +36,19 @@ def understood(rows: Sequence[str], batches: frozenset[int], found: Sequence[Bat
                 used |= set(range(row + 1, row + 1 + len(findings.trace_after(rows, row))))
         row += 1
     return used, replies
+
+
+def dump_rows(rows: Sequence[str]) -> list[int]:
+    """Rows (from 0) of a dump of arguments that a terminal wrapped: as long as its brackets are open."""
+    found: list[int] = []
+    depth = 0
+    for row, text in enumerate(rows):
+        if depth == 0 and "ServerArgs(" not in text:
+            continue
+        if depth and (not text.strip() or text.startswith("[") or row - found[0] > MAX_DUMP):
+            depth = 0
+            continue
+        body = text if depth else text[text.index("ServerArgs(") :]
+        depth = max(0, depth + body.count("(") - body.count(")"))
+        found.append(row)
+    return found
