@@ -221,7 +221,8 @@ def request_rows(told: Told, text: str, first: dict[str, Any]) -> bool:
 
 
 def request_trace(told: Told, text: str, form: str) -> bool:
-    from ppsim.workload.trace import BadLines, Reading, parsed, rows_of_text
+    from ppsim.workload.lines import BadLines
+    from ppsim.workload.trace import Reading, parsed, rows_of_text
 
     told.kind = f"request trace, {form}"
     told.give("ppsim run SCENARIO --trace {}")
