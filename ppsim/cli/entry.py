@@ -27,6 +27,7 @@ from ppsim.cli import (
     paper,
     plot,
     questions,
+    read,
     replay,
     run,
     show,
@@ -62,6 +63,7 @@ app.command("replay")(replay.replay)
 app.command("bugs")(bugs.bugs)
 app.command("explore")(explore.explore)
 app.command("fit")(fit.fit)
+app.command("read")(read.read)
 app.command("volumes")(volumes.volumes)
 app.command("paper")(paper.paper)
 app.command("questions")(questions.questions)

@@ -51,14 +51,12 @@ def import_(
     as_json: JsonOption = False,
 ) -> int:
     """Turn an SGLang or vLLM launch line into a scenario."""
-    from ppsim.sglang.launch import read_launch
-
     arriving = workload_keys(prompt, output, rate, trace)
     if trace is not None:
         arriving = {"workload.source": "trace", "workload.trace": trace}
     text = text_of(source)
     refuse_a_trace(text)
-    lines = [line for line in read_launch(text) if role is None or line.role == role]
+    lines = [line for line in launches_of(text, source) if role is None or line.role == role]
     if not lines:
         from ppsim.errors import UsageError
 
@@ -73,6 +71,26 @@ def import_(
         if len(lines) > 1:
             say(f"ppsim: {len(lines)} servers; choose one with --role, or by its heading")
     return EXIT_USAGE if any(line.errors for line in lines) else EXIT_PASS
+
+
+def launches_of(text: str, source: list[str]) -> list[LaunchLine]:
+    """``read_launch``; of a text that starts nothing the message says what it is instead, and who takes it."""
+    from ppsim.cli.measured import is_file
+    from ppsim.errors import UsageError
+    from ppsim.sglang.launch import read_launch
+
+    try:
+        return read_launch(text)
+    except UsageError as error:
+        if not text.strip() or ("\n" not in text.strip() and source != ["-"] and not is_file(source[0])):
+            raise  # words of a command line that is none
+        from ppsim.cli.recognise import recognise
+
+        told = recognise(source[0] if len(source) == 1 else "-", text.encode("utf-8", errors="replace"))
+        if not told.kind:
+            raise
+        takes = "; ".join(told.give_to) or "no command takes it"
+        raise UsageError(f"this is no launch line but: {told.kind}. It belongs to: {takes}") from error
 
 
 def refuse_a_trace(text: str) -> None:

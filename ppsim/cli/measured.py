@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ppsim.errors import UsageError
 
 if TYPE_CHECKING:
-    from ppsim.cost.samples import Sample
+    from ppsim.cost.samples import DecodeStep, Sample
     from ppsim.recording.record import Recording
 
 EXECUTOR_FIELDS = ("mode", "iteration", "duration_ns")
@@ -31,17 +31,20 @@ class Measured:
     missing: str = "the file has no samples"  # what to say where there are none
     about: dict[str, Any] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
+    decode: list[DecodeStep] = field(default_factory=list)
 
 
 def read_measured(name: str) -> Measured:
     """Samples of a file, standard input (-), a run folder or a run's name. Raises UsageError with what is lacking."""
+    from ppsim.workload.trace import unpacked
+
     path = Path(name)
     if name == "-":
-        text, name = sys.stdin.buffer.read().decode("utf-8", errors="replace"), "standard input"
+        text, name = unpacked("standard input", sys.stdin.buffer.read()).decode("utf-8", "replace"), "standard input"
     elif not is_file(name):
         return of_run(name, path)
     else:
-        text = path.read_bytes().decode("utf-8", errors="replace")
+        text = unpacked(name, path.read_bytes()).decode("utf-8", errors="replace")
     refuse_other_kinds(text, name)
     first = next((row for row in text.split("\n", 50) if row.strip()), "").strip()
     if first.startswith("{"):
@@ -90,21 +93,27 @@ def loaded(row: str) -> dict[str, Any] | None:
 
 
 def is_header(row: str) -> bool:
-    from ppsim.cost.samples import NEW_NAMES, TIME_NAMES
+    from ppsim.cost.samples import NEW_NAMES, ROW_NAMES, TIME_NAMES
 
     names = [cell.strip().strip('"').lower() for cell in row.split(",")]
-    return any(name in TIME_NAMES for name in names) or any(name in NEW_NAMES for name in names)
+    return any(name in known for known in (TIME_NAMES, NEW_NAMES, ROW_NAMES) for name in names)
 
 
 def of_rows(text: str, name: str, kind: str) -> Measured:
-    from ppsim.cost.samples import parse_samples
+    from ppsim.cost.samples import parse_rows
 
-    return Measured(kind, "model", list(parse_samples(text, name)))
+    rows = parse_rows(text, name)
+    if not rows.samples and not rows.steps:
+        raise UsageError(f"{name}: holds no sample; expected one line a chunk: prefix, new_tokens, time_ms")
+    measured = Measured(kind, "model", list(rows.samples), "no line is a prefill chunk", decode=list(rows.steps))
+    if rows.unused:
+        measured.remarks.append(f"columns that are not used: {', '.join(rows.unused)}")
+    return measured
 
 
 def of_log(text: str) -> Measured:
     """Samples of a log whose prefix is known; of several ways to measure, the one with most samples."""
-    from ppsim.cost.samples import Sample
+    from ppsim.cost.samples import DecodeStep, Sample
     from ppsim.sglang.logs import read_log
 
     report = read_log(text)
@@ -121,6 +130,7 @@ def of_log(text: str) -> Measured:
     chosen = max(groups, key=lambda key: len(groups[key]), default=("", ""))
     pipelined = len(report.pp_ranks) > 1 or bool(chosen[1]) or chosen[0] == "profile"
     measured = Measured("log", "one stage" if pipelined else "model", groups.get(chosen, []))
+    measured.decode = [DecodeStep(s.num_reqs, s.num_tokens, s.step_s * 1e3) for s in report.decode_samples]
     measured.missing = f"no usable line: none of {report.num_lines} gives the time of a chunk after a known prefix"
     measured.about = {"counts": report.counts(), "throughput_means": report.tput, "summary": report.summary()}
     measured.remarks.append(report.summary())
@@ -140,32 +150,32 @@ def of_executor_lines(text: str, name: str) -> Measured:
         record = loaded(row) if row.strip() else {}
         if record is None:
             raise UsageError(f"{name}:{number}: is not a JSON object")
-        if record.get("mode") == "extend":
+        if record.get("mode") in ("extend", "decode"):
             rows.append((number, record))
     return summed(rows, name)
 
 
 def summed(rows: list[tuple[int, dict[str, Any]]], name: str) -> Measured:
-    from ppsim.cost.samples import Sample
+    """Forwards of one iteration on all stages are one of the model. A decode step reads its rows' own tokens, too."""
+    from ppsim.cost.samples import DecodeStep, Sample
 
-    stages: dict[int, dict[int, tuple[int, int, int]]] = {}
+    stages: dict[int, dict[int, dict[str, Any]]] = {}
     for number, record in rows:
         try:
-            place = int(record["iteration"]), int(record["rank"])
-            stages.setdefault(place[0], {})[place[1]] = (
-                int(record["prefix_len"]),
-                int(record["new_tokens"]),
-                int(record["duration_ns"]),
-            )
+            counts = {key: int(record[key]) for key in ("prefix_len", "new_tokens", "duration_ns")}
+            counts["num_rows"] = int(record.get("num_rows", 1))
+            stages.setdefault(int(record["iteration"]), {})[int(record["rank"])] = {**counts, "mode": record["mode"]}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise UsageError(f"{name}:{number}: expected prefix_len, new_tokens, duration_ns, rank: {error}") from None
     num_stages = max((len(found) for found in stages.values()), default=0)
-    samples = []
+    measured = Measured("recording", "model", [], about={"num_stages": num_stages})
     for found in stages.values():
-        prefix, new, _ = next(iter(found.values()))
-        if len(found) == num_stages:
-            samples.append(Sample(prefix, new, sum(ns for _, _, ns in found.values()) / 1e6))
-    measured = Measured("recording", "model", samples, about={"num_stages": num_stages})
+        one = next(iter(found.values()))
+        time_ms = sum(stage["duration_ns"] for stage in found.values()) / 1e6
+        if len(found) == num_stages and one["mode"] == "extend":
+            measured.samples.append(Sample(one["prefix_len"], one["new_tokens"], time_ms))
+        elif len(found) == num_stages and one["num_rows"] > 0:
+            measured.decode.append(DecodeStep(one["num_rows"], one["prefix_len"] + one["new_tokens"], time_ms))
     measured.missing = "no prefill batch of one piece was recorded on all stages"
     if num_stages > 1:
         measured.remarks.append(f"times of {num_stages} stages are added: the coefficients are the model's")
@@ -184,7 +194,7 @@ def of_run(name: str, path: Path) -> Measured:
         (0, {**fields_of(sample), "rank": recording.pp_rank(rank)})
         for rank in range(0, recording.num_ranks, recording.tp_replicas)
         for sample in forward_samples(recording, rank)
-        if sample.mode == "extend"
+        if sample.mode in ("extend", "decode")
     ]
     measured = summed(rows, name)
     measured.about["world"] = recording.world

@@ -1,4 +1,6 @@
-"""The five numbers of a prefill chunk, for the whole model:  max(floor, c + gamma L + b x + a (2 L x + x^2)).
+"""The six numbers of a prefill chunk, for the whole model:
+
+    max(floor, c + first [L = 0] + gamma L + b x + a (2 L x + x^2))
 
 ``a`` is cumulative: S tokens at once cost a S^2, and a chunk of x after L costs a ((L+x)^2 - L^2). A query at
 position p costs alpha p with ``alpha = 2 a``; the two are never written with the same letter. Times are milliseconds.
@@ -28,9 +30,10 @@ class Coefficients:
     a_ms: float = 0.0
     floor_ms: float = 0.0
     source: str = "given"
+    first_ms: float = 0.0  # besides, of a chunk with nothing before it
 
     def __post_init__(self) -> None:
-        for name in ("c_ms", "gamma_ms", "b_ms", "a_ms", "floor_ms"):
+        for name in ("c_ms", "first_ms", "gamma_ms", "b_ms", "a_ms", "floor_ms"):
             value = getattr(self, name)
             if not math.isfinite(value) or value < 0:
                 raise ScenarioError(f"cost.{name}", f"must be a finite number >= 0, got {value}")
@@ -44,7 +47,7 @@ class Coefficients:
         """Time of chunks; arguments broadcast."""
         past, new = np.asarray(prefix_len, dtype=np.float64), np.asarray(new_tokens, dtype=np.float64)
         smooth = self.c_ms + self.gamma_ms * past + self.b_ms * new + self.a_ms * new * (2.0 * past + new)
-        return np.maximum(self.floor_ms, smooth)
+        return np.asarray(np.maximum(self.floor_ms, smooth + self.first_ms * (past == 0.0)))
 
     def chunk_ms(self, prefix_len: int, new_tokens: int) -> float:
         """Time of one chunk."""
@@ -54,7 +57,7 @@ class Coefficients:
         """The real x >= 0 whose chunk after ``prefix_len`` takes ``target_ms``; 0 if even an empty one takes longer,
         infinite if no length ever does. Arguments broadcast."""
         past, target = np.asarray(prefix_len, dtype=np.float64), np.asarray(target_ms, dtype=np.float64)
-        budget = target - self.c_ms - self.gamma_ms * past
+        budget = target - self.c_ms - self.first_ms * (past == 0.0) - self.gamma_ms * past
         slope = self.b_ms + 2.0 * self.a_ms * past
         # the positive root of a x^2 + slope x = budget, in the form that survives a -> 0
         below = slope + np.sqrt(np.maximum(slope * slope + 4.0 * self.a_ms * budget, 0.0))
@@ -68,6 +71,7 @@ class Coefficients:
             shares=shares,
             floor_ms=self.floor_ms,
             c_ms=self.c_ms,
+            first_ms=self.first_ms,
             gamma_ms=self.gamma_ms,
             b_ms=self.b_ms,
             a_ms=self.a_ms,

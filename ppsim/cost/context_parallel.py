@@ -22,7 +22,7 @@ from ppsim.cost.coefficients import Coefficients
 from ppsim.cost.collectives import all_gather_factor
 from ppsim.cost.gpu import Gpu
 from ppsim.cost.network import GPUS_PER_NODE, Network
-from ppsim.cost.stage import NS_PER_MS, StageCost, Work
+from ppsim.cost.stage import NS_PER_MS, QuadraticCost, StageCost, Work
 from ppsim.errors import ScenarioError
 
 NODE_GPUS = GPUS_PER_NODE
@@ -40,13 +40,18 @@ class ContextParallelCost:
         """Nanoseconds of one forward pass on the rank with most tokens."""
         exchanged = sum(new_tokens for _, new_tokens, is_decode in work if not is_decode)
         shards = [piece if piece[2] else (*shard(piece[0], piece[1], self.cp_size), False) for piece in work]
-        return self.inner.batch_ns(stage, slot, shards) + round(self.exchange_ns_per_token[stage] * exchanged)
+        if isinstance(self.inner, QuadraticCost):  # a share of a prompt's first chunk is of its first chunk
+            inner_ns = self.inner.pieces_ns(stage, shards, [prefix_len == 0 for prefix_len, _, _ in work])
+        else:
+            inner_ns = self.inner.batch_ns(stage, slot, shards)
+        return inner_ns + round(self.exchange_ns_per_token[stage] * exchanged)
 
     def coefficients(self, inner: Coefficients) -> Coefficients:
-        """The five numbers of a chunk that is dealt over the ranks, from those of one that is not."""
+        """The six numbers of a chunk that is dealt over the ranks, from those of one that is not."""
         n, exchange_ms = self.cp_size, sum(self.exchange_ns_per_token) / NS_PER_MS
         return Coefficients(
             c_ms=inner.c_ms,
+            first_ms=inner.first_ms,
             gamma_ms=inner.gamma_ms,
             b_ms=inner.b_ms / n + inner.gamma_ms * (n - 1) / (2 * n) + exchange_ms,
             a_ms=inner.a_ms / n,

@@ -1,6 +1,6 @@
 """Time of one forward pass on one stage, in integer nanoseconds.
 
-    prefill piece of x tokens after a prefix of L:  max(floor, c + gamma L + b x + a (2 L x + x^2))
+    prefill piece of x tokens after a prefix of L:  max(floor, c + first [L = 0] + gamma L + b x + a (2 L x + x^2))
     decode batch of n rows over K tokens of KV:     c + r n + k K
 
 ``a`` is the cumulative coefficient: a (2 L x + x^2) = a ((L + x)^2 - L^2). A per-query coefficient alpha, which charges
@@ -56,14 +56,20 @@ class QuadraticCost:
     decode_reads_own_token: bool = True
     tp_size: int = 1
     tp_comm_ms: float = 0.0
+    first_ms: float = 0.0
 
     def batch_ns(self, stage: int, slot: int, work: Sequence[Work]) -> int:
+        return self.pieces_ns(stage, work, [prefix_len == 0 for prefix_len, _, _ in work])
+
+    def pieces_ns(self, stage: int, work: Sequence[Work], opens: Sequence[bool]) -> int:
+        """As ``batch_ns``. ``opens``: of each piece, whether its prompt has nothing before it (of a rank's share of a
+        piece, too, that a context-parallel stage moves away from the start)."""
         compute = 0.0
         num_tokens = 0
         rows = 0
         kv_tokens = 0
         pieces = 0
-        for prefix_len, new_tokens, is_decode in work:
+        for (prefix_len, new_tokens, is_decode), is_open in zip(work, opens, strict=True):
             num_tokens += new_tokens
             if is_decode:
                 rows += 1
@@ -71,7 +77,8 @@ class QuadraticCost:
                 continue
             c = self.c_ms if self.c_once == "piece" or pieces == 0 else 0.0
             pieces += 1
-            compute += max(self.floor_ms, c + self.prefill_ms(prefix_len, new_tokens))
+            first = self.first_ms if is_open else 0.0
+            compute += max(self.floor_ms, c + first + self.prefill_ms(prefix_len, new_tokens))
         if rows:
             compute += self.decode_c_ms + self.decode_row_ms * rows + self.decode_kv_ms * kv_tokens
         ring = 2 * (self.tp_size - 1) / self.tp_size * self.tp_comm_ms * num_tokens

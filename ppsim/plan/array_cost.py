@@ -247,6 +247,7 @@ class QuadraticArrays:
         one = self.one
         c_ms = one.c_ms if one.c_once == "piece" else np.where(is_first, one.c_ms, 0.0)
         attention = one.a_ms * (2.0 * prefix * new + new * new)
+        c_ms = c_ms + np.where(prefix_len == 0.0, one.first_ms, 0.0)  # of the chunk, not of a rank's share
         piece_ms = c_ms + one.gamma_ms * prefix + one.b_ms * new + attention
         return np.stack([np.maximum(one.floor_ms, piece_ms), new, new_tokens])
 

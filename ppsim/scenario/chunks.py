@@ -140,6 +140,7 @@ def coefficients(s: Scenario) -> Coefficients:
         )
     return Coefficients(
         c_ms=c.prefill_c_ms,
+        first_ms=c.prefill_first_ms,
         gamma_ms=c.prefill_gamma_ms_per_token,
         b_ms=c.prefill_b_ms_per_token,
         a_ms=c.prefill_a_ms_per_token2,

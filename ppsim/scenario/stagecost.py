@@ -47,6 +47,7 @@ def quadratic_cost(s: Scenario) -> QuadraticCost:
         shares=tuple(n / sum(layers) for n in layers),
         floor_ms=c.prefill_floor_ms,
         c_ms=c.prefill_c_ms,
+        first_ms=c.prefill_first_ms,
         gamma_ms=c.prefill_gamma_ms_per_token,
         b_ms=c.prefill_b_ms_per_token,
         a_ms=c.prefill_a_ms_per_token2,

@@ -150,7 +150,8 @@ class CostTree(Section):
 
     ``unit``: every stage needs ``unit_ms`` for any non-empty batch (``slot_ms``: for a batch in slot s).
     ``quadratic``: a prefill piece of x tokens after a prefix of L costs
-    max(floor, c + gamma L + b x + a (2 L x + x^2)); a decode batch of n rows over K tokens of KV costs c + r n + k K.
+    max(floor, c + first [L = 0] + gamma L + b x + a (2 L x + x^2)); a decode batch of n rows over K tokens of KV costs
+    c + r n + k K.
     ``roofline``: from ``model.key`` and ``gpu.key``, first principles with one efficiency constant.
     """
 
@@ -171,6 +172,9 @@ class CostTree(Section):
     slot_ms: tuple[Cost, ...] = ()
     prefill_floor_ms: Cost = 0.0
     prefill_c_ms: Cost = 2.0
+    prefill_first_ms: Cost = (
+        0.0  # besides, of a piece with nothing before it: a prompt's first chunk, none of it cached
+    )
     prefill_gamma_ms_per_token: Cost = 0.0
     prefill_b_ms_per_token: Cost = 0.02
     prefill_a_ms_per_token2: Cost = 2e-7

@@ -84,6 +84,24 @@ def read_table(rows: Sequence[str], row: int, title: str) -> tuple[BenchTable, i
     return table, row
 
 
+def table_rows(rows: Sequence[str]) -> list[int]:
+    """Rows (from 0) that benchmark results take."""
+    found: list[int] = []
+    row = 0
+    while row < len(rows):
+        title = TITLE.match(rows[row]) if "=" in rows[row] else None
+        one = ONE_BATCH.match(rows[row]) if ": " in rows[row] else None
+        end = row + 1
+        if title:
+            end = read_table(rows, row, title["title"])[1]
+        elif one and one["name"] == "batch size":
+            end = read_one_batch(rows, row)[1]
+        if title or end > row + 1:
+            found += range(row, end)
+        row = end
+    return found
+
+
 def put(table: BenchTable, name: str, value: str) -> None:
     if NUMBER.match(value) and len(value) < 25:
         table.values[name] = float(value)

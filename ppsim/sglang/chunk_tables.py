@@ -45,13 +45,31 @@ def find_chunk_tables(rows: Sequence[str]) -> tuple[list[Sample], list[str]]:
     return found, remarks
 
 
+def table_rows(rows: Sequence[str]) -> list[int]:
+    """Rows (from 0) of the tables with a prefix column, heads and rulers included."""
+    found: list[int] = []
+    row = 0
+    while row < len(rows):
+        end = row
+        while end < len(rows) and TABLE_ROW.match(rows[end]):
+            end += 1
+        if end > row and prefix_column([cell.lower() for cell in cells(rows[row])]) is not None:
+            found += range(row, end)
+        row = max(end, row + 1)
+    return found
+
+
+def prefix_column(header: Sequence[str]) -> int | None:
+    return next((i for i, name in enumerate(header) if "prefix" in name or "history" in name), None)
+
+
 def cells(text: str) -> list[str]:
     return [cell.strip().strip("*`") for cell in text.strip().strip("|").split("|")]
 
 
 def read_chunk_table(table: list[list[str]], first: int, found: list[Sample], remarks: list[str]) -> None:
     header = [cell.lower() for cell in table[0]]
-    prefix = next((i for i, name in enumerate(header) if "prefix" in name or "history" in name), None)
+    prefix = prefix_column(header)
     if prefix is None:
         return
     units = [unit_of_head(cell) for cell in table[0]]

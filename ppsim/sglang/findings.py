@@ -26,7 +26,7 @@ MEANINGS = (
     (re.compile(r"[Tt]imed? ?out"), "a wait timed out"),
 )
 NCCL = re.compile(
-    r"Watchdog caught collective operation timeout: WorkNCCL\((?P<fields>[^)]*)\)"
+    r"Watchdog caught collective operation timeout: WorkNCCL\((?P<fields>(?:[^()]|\([^()]*\))*)\)"
     r"(?: ran for (?P<ms>\d{1,15}) milliseconds)?"
 )
 NCCL_RANK = re.compile(r"\[(?:PG [^\]]*?)?Rank (?P<rank>\d{1,9})\]")

@@ -15,13 +15,16 @@ from ppsim.sglang.batch_lines import BatchLine, find_batches, last_filled
 from ppsim.sglang.benches import BenchTable, find_progress, find_tables
 from ppsim.sglang.chunk_tables import find_chunk_tables
 from ppsim.sglang.findings import Finding, find_all
+from ppsim.sglang.log_digest import digest
 from ppsim.sglang.profiles import LoggedFit, Profile, find_fits, find_profiles
 from ppsim.sglang.samples import Chain, DecodeSample, Sample, measure
 from ppsim.sglang.stamps import Ranks, clean, rank_name, ranks_of
-from ppsim.sglang.started import read_started
+from ppsim.sglang.started import cut_value, read_started
+from ppsim.sglang.understood import understood
 from ppsim.sglang.windows import Window, find_windows
 
 MAX_LAST = 2000
+MAX_SHOWN = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,9 @@ class LogReport:
     rank_table: dict[int, Ranks] = field(default_factory=dict)
     ranks: list[Ranks] = field(default_factory=list)
     prompt_tokens: int | None = None
+    num_replies: int = 0
+    cut_value: str = ""
+    not_understood: list[tuple[int, str]] = field(default_factory=list)  # lines that gave nothing: number, beginning
 
     def of(self, kind: str, state: str = "complete") -> list[BatchLine]:
         return [line for line in self.batches if line.kind == kind and line.state == state]
@@ -121,6 +127,8 @@ class LogReport:
         found = [f"line {finding.line}: {finding.kind}: {finding.text}" for finding in self.findings]
         found += [f"line {broken.line}: cut: {broken.reason}" for broken in self.cut]
         found += [f"line {broken.line}: damaged: {broken.reason}" for broken in self.damaged]
+        found += [self.cut_value] if self.cut_value else []
+        found += digest(self.batches, self.profiles)
         if self.server:
             found.append("start: " + ", ".join(f"{name} {value}" for name, value in self.server.items()))
         if self.rank_table:
@@ -161,6 +169,8 @@ class LogReport:
             "remarks": self.remarks,
             "server": self.server,
             "ranks": [rank_name(ranks) for ranks in self.ranks],
+            "replies": self.num_replies,
+            "not_understood": [{"line": line, "text": text} for line, text in self.not_understood],
             "summary": self.summary(),
         }
 
@@ -191,7 +201,15 @@ def read_log(text: str) -> LogReport:
     report.samples += of_tables + progress
     report.findings = find_all(rows, report.batches, report.windows)
     report.server, report.rank_table = read_started(rows, text)
+    report.cut_value = cut_value(rows)
     report.ranks = seen_ranks(rows)
+    known, report.num_replies = understood(rows, used, report.batches)
+    ends = {broken.line - 1 for broken in report.cut}
+    report.not_understood = [
+        (row + 1, text.strip()[:MAX_SHOWN])
+        for row, text in enumerate(rows)
+        if text.strip() and row not in known and row not in ends
+    ]
     if report.prompt_tokens is None:
         prompts = [chain.prompt_tokens for chain in report.chains if chain.prompt_tokens is not None]
         report.prompt_tokens = max(prompts, default=None)

@@ -87,6 +87,31 @@ def find_profiles(rows: Sequence[str]) -> list[Profile]:
     return found
 
 
+def profile_rows(rows: Sequence[str]) -> list[int]:
+    """Rows (from 0) of profiles, to the end of their lists, and of fitted curves with their targets."""
+    found: list[int] = []
+    for row, text in enumerate(rows):
+        if "oefficients" in text and COEFFICIENTS.search(text):
+            found.append(row)
+            found += [at for at in range(row, min(row + 4, len(rows))) if TARGET.search(rows[at])][:1]
+        if "Profiled " in text and START.search(text):
+            found += range(row, end_of_profile(rows, row))
+    return found
+
+
+def end_of_profile(rows: Sequence[str], row: int) -> int:
+    """The row behind the one in which both lists are closed; of a list that breaks off, behind its last opening."""
+    last = row
+    for at in range(row, min(row + MAX_ROWS, len(rows))):
+        if at > row and START.search(rows[at]):
+            break
+        last = at if LENGTHS.search(rows[at]) or LATENCIES.search(rows[at]) else last
+        body = "\n".join(rows[row : at + 1])
+        if all((start := opening.search(body)) and "]" in body[start.end() :] for opening in (LENGTHS, LATENCIES)):
+            return at + 1
+    return last + 1
+
+
 def numbers_after(opening: re.Pattern[str], body: str) -> tuple[list[float], int]:
     """Numbers of a bracketed list, and 1 if it breaks off inside one."""
     start = opening.search(body)

@@ -43,13 +43,34 @@ def read_started(rows: Sequence[str], text: str) -> tuple[dict[str, Any], dict[i
     return values, table
 
 
+def says_something(line: str) -> bool:
+    """A line that ``read_started`` takes something from."""
+    named = "=" in line and any(found["name"] in STARTS for found in KEY_VALUE.finditer(line))
+    if named or ("non-default args" in line and NON_DEFAULT.search(line)):
+        return True
+    return bool(WORLD.search(line) or MODEL_LEN.search(line) or "ServerArgs(" in line)
+
+
 def key_values(line: str, values: dict[str, Any], is_last: bool) -> None:
     for found in KEY_VALUE.finditer(line):
-        if found["name"] not in STARTS or found["more"] == "_" or (is_last and found.end() == len(line.rstrip())):
+        if found["name"] not in STARTS or found["more"] == "_" or (is_last and may_be_cut(found, line)):
             continue
         digits = found["value"]
         if len(digits) < 20:
             values[found["name"]] = float(digits) if "." in digits else int(digits)
+
+
+def may_be_cut(found: re.Match[str], line: str) -> bool:
+    """A number at the very end of a text may have more digits; one with its unit is whole."""
+    return found.end() == len(line.rstrip()) and not found.group().endswith("GB")
+
+
+def cut_value(rows: Sequence[str]) -> str:
+    """A sentence for the value at the end of the text that was not taken; empty if there is none."""
+    for found in KEY_VALUE.finditer(rows[-1]) if rows else ():
+        if found["name"] in STARTS and found["more"] != "_" and may_be_cut(found, rows[-1]):
+            return f"line {len(rows)}: {found.group()} ends the text and may be cut: not taken"
+    return ""
 
 
 def non_default(line: str, values: dict[str, Any]) -> None:

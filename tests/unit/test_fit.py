@@ -27,6 +27,7 @@ FLAT_THEN_LINEAR = [
     (80896, 205.5),
     (97280, 237.9),
 ]
+FOUR = ("c", "gamma", "b", "a")
 TENSTORRENT = [Sample(prefix, 1024, ms) for prefix, ms in FLAT_THEN_LINEAR]
 
 
@@ -101,16 +102,17 @@ def test_no_floor_is_claimed_where_there_is_none() -> None:
 
 def test_too_few_distinct_points_are_refused_with_their_number() -> None:
     few = samples_of(Coefficients(1, 0, 0.1, 1e-6), num=7)
-    fit = fit_samples(few)
+    fit = fit_samples(few[:3], FOUR)
     assert not fit.accepted
-    assert fit.reason == "7 distinct chunks, 8 are needed for 4 terms"
-    assert fit_samples([few[0]] * 50).reason.startswith("1 distinct chunks")
-    with pytest.raises(ScenarioError, match="cost fit: refused: 7 distinct chunks"):
+    assert fit.reason == "3 distinct chunks, 4 are needed for 4 terms"
+    assert fit_samples([few[0]] * 50).reason == "1 distinct chunk, 2 are needed for any fit"
+    assert fit_samples(few[:2], with_floor=True).reason == "2 distinct chunks, 5 are needed for any fit and a floor"
+    with pytest.raises(ScenarioError, match="cost fit: refused: 3 distinct chunks"):
         fit.require()
 
 
 def test_samples_of_one_size_cannot_tell_the_terms_apart() -> None:
-    fit = fit_samples(TENSTORRENT)
+    fit = fit_samples(TENSTORRENT, FOUR)
     assert not fit.accepted
     assert "ill-conditioned" in fit.reason
     assert "all chunks have 1024 new tokens; vary them, or fit the terms c and gamma only" in fit.reason
@@ -119,7 +121,7 @@ def test_samples_of_one_size_cannot_tell_the_terms_apart() -> None:
 def test_advice_never_asks_to_leave_out_what_is_left_out_already() -> None:
     """Chunks of nearly one size after one prefix: without gamma, too, c, b and a cannot be told apart."""
     data = [Sample(512, 4096 + i, 10 + 0.01 * i) for i in range(12)]
-    with_gamma, without = fit_samples(data), fit_samples(data, ("c", "b", "a"))
+    with_gamma, without = fit_samples(data, FOUR), fit_samples(data, ("c", "b", "a"))
     assert "all prefixes are 512; vary them, or leave out gamma" in with_gamma.reason
     assert "do not tell c, b, a apart" in without.reason
     assert "gamma" not in without.reason
@@ -128,7 +130,7 @@ def test_advice_never_asks_to_leave_out_what_is_left_out_already() -> None:
 def test_samples_without_a_prefix_cannot_give_gamma() -> None:
     truth = Coefficients(5.0, 0.0, 0.04, 2.5e-6)
     data = [Sample(0, n, truth.chunk_ms(0, n)) for n in range(256, 16_384, 512)]
-    assert "all prefixes are 0" in fit_samples(data).reason
+    assert "all prefixes are 0" in fit_samples(data, FOUR).reason
     fit = fit_samples(data, ("c", "b", "a"))
     assert fit.accepted
     assert fit.coefficients.a_ms == pytest.approx(2.5e-6)
@@ -141,7 +143,7 @@ def test_times_that_do_not_grow_with_attention_are_refused() -> None:
         Sample(int(p), int(x), 5 + 0.05 * x - 1e-9 * (2 * p * x + x * x))
         for p, x in zip(rng.integers(0, 9000, 40), rng.integers(64, 9000, 40))
     ]
-    fit = fit_samples(data)
+    fit = fit_samples(data, FOUR)
     assert not fit.accepted
     assert "is not positive" in fit.reason
     assert fit.found_a_ms == pytest.approx(-1e-9, rel=1e-3)

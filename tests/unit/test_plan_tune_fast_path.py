@@ -77,6 +77,7 @@ def cases(draw: st.DrawFn) -> tuple[Scenario, Candidate, Probe, int]:
         cluster__tp_size=tp_size,
         cluster__comm_overlap=draw(st.booleans()),
         cost__tp_comm_ms_per_token=1e-3,
+        cost__prefill_first_ms=draw(st.sampled_from([0.0, 1.7])),
         cost__prefill_c_once=draw(st.sampled_from(["piece", "batch"])),
         gpu__nic_gb_per_s=0.5,
         scheduler__rules=draw(st.sampled_from(["sglang", "mended"])),

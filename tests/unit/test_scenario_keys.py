@@ -500,6 +500,7 @@ KEYS: dict[str, Case] = {
     "cost.slot_ms": Case(UNIT, {"cost.slot_ms": [3.0, 5.0]}),
     "cost.prefill_floor_ms": Case(QUADRATIC, {"cost.prefill_floor_ms": 30.0}),
     "cost.prefill_c_ms": Case(QUADRATIC, {"cost.prefill_c_ms": 3.0}),
+    "cost.prefill_first_ms": Case(QUADRATIC, {"cost.prefill_first_ms": 7.0}),
     "cost.prefill_gamma_ms_per_token": Case(QUADRATIC, {"cost.prefill_gamma_ms_per_token": 0.1}),
     "cost.prefill_b_ms_per_token": Case(QUADRATIC, {"cost.prefill_b_ms_per_token": 0.5}),
     "cost.prefill_a_ms_per_token2": Case(QUADRATIC, {"cost.prefill_a_ms_per_token2": 0.01}),
