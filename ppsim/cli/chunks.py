@@ -84,9 +84,10 @@ def chunks(
 def text_of(report: ChunkReport, planner: str) -> str:
     """The planners beside each other, then the plan of one."""
     cost = report.cost
+    first = f"{cost.first_ms:.4g} [L = 0] + " if cost.first_ms else ""
     lines = [
         f"cost: {cost.source}",
-        f"  max({cost.floor_ms:.4g}, {cost.c_ms:.4g} + {cost.gamma_ms:.4g} L + {cost.b_ms:.4g} x + "
+        f"  max({cost.floor_ms:.4g}, {cost.c_ms:.4g} + {first}{cost.gamma_ms:.4g} L + {cost.b_ms:.4g} x + "
         f"{cost.a_ms:.4g} (2 L x + x^2)) ms",
         f"{'planner':<11} {'chunks':>6} {'first':>7} {'last':>7} {'TTFT s':>9} {'over best':>9}  remark",
     ]

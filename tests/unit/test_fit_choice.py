@@ -81,6 +81,15 @@ def test_the_interval_covers_the_truth_about_nineteen_times_in_twenty() -> None:
     assert 0.88 <= inside / total <= 0.999
 
 
+def test_no_term_is_taken_that_may_be_nothing() -> None:
+    """Eight noisy chunks: by BIC alone many a term would be taken whose interval reaches below 0."""
+    draw = random.Random(11)
+    for _ in range(60):
+        chunks = [(draw.choice([0, draw.randint(1, 9000)]), draw.randint(64, 8192)) for _ in range(8)]
+        fit = fit_samples([Sample(p, x, 40 + 0.02 * x + draw.gauss(0, 6)) for p, x in chunks])
+        assert all(low > 0 for low, _ in fit.intervals.values()), fit
+
+
 def test_standard_errors_are_those_of_the_textbook() -> None:
     """A straight line: se(b)^2 = s^2 / Sxx, se(c)^2 = s^2 (1/n + mean^2 / Sxx). HC3 is hardly larger here."""
     x = np.arange(1, 41) * 200.0
