@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppsim.cli.guard import guarded, say
-from ppsim.cli.options import JsonOption, OutputOption, PromptOption, RateOption, TraceOption, workload_keys
+from ppsim.cli.options import (
+    ColumnOption,
+    ConcurrencyOption,
+    JsonOption,
+    OutputOption,
+    PromptOption,
+    RateOption,
+    SkipOption,
+    TraceOption,
+    reading_keys,
+    workload_keys,
+)
 from ppsim.errors import EXIT_PASS, EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -46,20 +57,25 @@ def import_(
     output: OutputOption = None,
     rate: RateOption = None,
     trace: TraceOption = None,
+    columns: ColumnOption = None,
+    skip_bad_lines: SkipOption = False,
+    concurrency: ConcurrencyOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Turn an SGLang or vLLM launch line into a scenario."""
+    from ppsim.errors import UsageError
     from ppsim.sglang.launch import read_launch
 
     arriving = workload_keys(prompt, output, rate, trace)
     if trace is not None:
         arriving = {"workload.source": "trace", "workload.trace": trace}
+    elif columns or skip_bad_lines:
+        raise UsageError("--column and --skip-bad-lines are about the file of --trace, which is not given")
+    arriving |= reading_keys(columns, skip_bad_lines, concurrency)
     text = text_of(source)
     refuse_a_trace(text)
     lines = [line for line in read_launch(text) if role is None or line.role == role]
     if not lines:
-        from ppsim.errors import UsageError
-
         raise UsageError(f"--role {role}: no server of the text has this role; leave the option out to see all")
     if as_json:
         print(json.dumps([described(line, gpu, arriving) for line in lines], allow_nan=False, default=str))

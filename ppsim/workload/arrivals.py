@@ -24,9 +24,9 @@ class Arrival:
     Exactly one of ``at_ns`` (time in nanoseconds from the start of the run) and ``at_iteration`` (iteration of the
     first rank) is set. ``output_length`` tokens are sampled unless a stop comes first. ``stop_after`` = n > 0: the
     simulated sampler emits EOS_TOKEN_ID as the n-th token, which ends the request unless it ignores it; 0: never.
-    ``follows``: id of the turn before in its session. Then the prompt has only the tokens that are new in this turn, and
-    ``at_ns`` counts from that one's end, as it does from the moment in which a client is free where their number is
-    limited (``Workload.concurrency``).
+    ``follows``: id of the turn before in its session. Then the prompt has only the tokens that are new in this turn,
+    and ``at_ns`` counts from that one's end, as it does from the moment in which a client is free where their number
+    is limited (``Workload.concurrency``).
     """
 
     request: NewRequest

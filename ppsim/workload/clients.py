@@ -14,13 +14,16 @@ from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from operator import itemgetter
 from typing import NamedTuple
 
 from ppsim.core.effects import Reply
 from ppsim.core.messages import Input, NewRequest
 from ppsim.core.tokens import pack
 from ppsim.workload.arrivals import Arrival, Workload, by_moment
+
+
+def moment(item: tuple[int, Input]) -> int:
+    return item[0]
 
 
 class Sent(NamedTuple):
@@ -98,7 +101,7 @@ class Clients:
         return sent
 
     def put(self, sent: Sent) -> None:
-        insort(self.by_time, tuple(sent), key=itemgetter(0))
+        insort(self.by_time, (sent.at_ns, sent.request), key=moment)
 
     def told(self) -> tuple[str, ...]:
         """Sentences about turns that never came."""

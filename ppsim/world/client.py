@@ -1,7 +1,7 @@
 """The clients: what arrives when, what the sampler would say, and what the first rank answers.
 
-An idle first rank jumps straight to the next arrival instead of polling through virtual time: nothing else can come, for
-what answers bring has been sent when the answers were. A request that names an iteration is read exactly there.
+An idle first rank jumps straight to the next arrival instead of polling through virtual time: nothing else can come,
+for what answers bring has been sent when the answers were. A request that names an iteration is read exactly there.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ def prepare(
 
 
 def read_when_they_arrive(workload: Workload, at_times: list[Arrival], given: Given) -> frozenset[str]:
-    """Requests that arrive when they are read: those that name an iteration, and in a replay what answers have led to."""
+    """Requests that arrive when they are read: those that name an iteration, in a replay what answers have led to."""
     if given.inputs_by_iteration is None:
         return frozenset(a.request.rid for a in workload.arrivals if a.at_ns is None)
     return frozenset(a.request.rid for a in workload.arrivals) - frozenset(a.request.rid for a in at_times)
