@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppsim.cli.guard import Interrupted, guarded
-from ppsim.cli.options import JsonOption, ScenarioArg, SetOption, TraceOption, scenario_of
+from ppsim.cli.options import (
+    ColumnOption,
+    JsonOption,
+    ScenarioArg,
+    SetOption,
+    SkipOption,
+    TraceOption,
+    scenario_of,
+)
 
 if TYPE_CHECKING:
     from ppsim.plan.tuning import Contest, Row, Tuning
@@ -32,6 +40,8 @@ def tune(
     requests: Annotated[int, typer.Option("--requests", help="Prompts of throughput and ttft_at_rate.")] = 16,
     max_cp: Annotated[int, typer.Option("--max-cp", help="At most so many context-parallel ranks; 0: any.")] = 0,
     trace: TraceOption = None,
+    columns: ColumnOption = None,
+    skip_bad_lines: SkipOption = False,
     overrides: SetOption = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Default: runs/tune-NAME-N, N the next free.")
@@ -49,7 +59,7 @@ def tune(
     if max_cp < 0:
         raise UsageError(f"--max-cp {max_cp}: expected 0 (any) or more")
     aim = objective or ("ttft" if rate is None else "ttft_at_rate")
-    loaded = scenario_of(scenario, None, trace, overrides)
+    loaded = scenario_of(scenario, None, trace, overrides, None, columns, skip_bad_lines)
     with ProgressBar(f"tuning {loaded.name}") as progress:
         try:
             found = search(loaded, Wish(aim, gpus, rate, prompt, requests, max_cp), progress)

@@ -297,9 +297,10 @@ class Workload(Section):
         0  # part of the input_length; a shorter prompt is the prefix alone
     )
     block_tokens: Tokens = 512  # tokens of one hash_id or prefix block
-    trace: str | None = None  # Mooncake, Azure, BurstGPT, or with columns any CSV; None: the shipped generated trace
+    trace: str | None = None  # a file of any format of docs/workloads.md; None: the shipped generated trace
     time_unit: Literal["ns", "us", "ms", "s"] | None = None  # of a trace's times; None: as its format has it
     columns: Columns = Columns()
+    tokenizer: str | None = None  # tokenizer.json (or its folder) that counts a trace's texts; None: estimated, told
     skip_bad_lines: bool = False  # of a trace: go on behind a line that is no request, and name each
     time_scale: Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)] = (
         1.0  # arrival times are multiplied by it

@@ -109,7 +109,7 @@ def without_effect(s: Scenario) -> list[str]:
         w, unset = s.workload, Workload()
         found += [
             f"workload.{key} has no effect with workload.source {w.source!r}"
-            for key in ("time_unit", "columns", "skip_bad_lines")
+            for key in ("time_unit", "columns", "skip_bad_lines", "tokenizer")
             if getattr(w, key) != getattr(unset, key)
         ]
     found += idle_client_keys(s)

@@ -10,11 +10,13 @@ from typing import TypeAlias
 from ppsim.core.messages import AbortReq, FlushCache, NewRequest
 from ppsim.core.tokens import count
 from ppsim.errors import ScenarioError
+from ppsim.scenario.check import NO_ANSWER
 from ppsim.scenario.tree import Scenario, ScriptedRequest
 from ppsim.workload.arrivals import EOS_TOKEN_ID, Arrival, Control, Workload, in_order
 from ppsim.workload.content import own_block, prompt_tokens
 from ppsim.workload.draws import NS_PER_S, Stream, exactly
-from ppsim.workload.trace import Reading, read_trace
+from ppsim.workload.lines import TraceRow
+from ppsim.workload.trace import Reading, Trace, read_trace
 
 NUM_GENERATED = 32
 MAX_PROMPT_TOKENS = 2**29  # of all requests together: 2 GB
@@ -174,21 +176,70 @@ def times(s: Scenario, num_requests: int) -> list[int]:
 
 
 def from_trace(s: Scenario) -> Workload:
-    """Source "trace": the requests of a file. ``rid`` R7 is the seventh data row, whatever the order of arrival."""
+    """Source "trace": the requests of a file. ``rid`` R7 is the seventh data row, whatever the order of arrival, and of
+    conversations R7.2 the second turn of the seventh."""
     w = s.workload
     c = w.columns
-    how = Reading(w.block_tokens, w.time_unit, c.time, c.prompt, c.output, w.skip_bad_lines)
+    how = Reading(w.block_tokens, w.time_unit, c.time, c.prompt, c.output, w.skip_bad_lines, w.tokenizer, w.num_turns)
     trace = read_trace(w.trace, w.block_tokens, how)
-    stops = Stream(s.seed, "workload.stop")
-    arrivals, prompts, told = [], Prompts(), trace.warnings
-    if w.concurrency and trace.rows:
-        told += (f"{trace.path}: its times are not used: workload.concurrency {w.concurrency}, so many clients",)
-    for row in trace.rows[: w.num_requests or None]:
+    stops, sessions = Stream(s.seed, "workload.stop"), Sessions(s)
+    rows = chosen_rows(trace, w.num_requests or None)
+    heads = [row.number for row in rows if row.follows < 0]
+    at_ns = {row.number: row.at_ns for row in rows}
+    if not trace.timed:
+        at_ns = dict(zip(heads, times(s, len(heads))))
+    arrivals, prompts = [], Prompts()
+    history: dict[int, int] = {}  # by row, the tokens that its session has come to
+    for row in rows:
+        before = history.get(row.follows, 0)
+        history[row.number] = before + row.input_length + row.output_length
+        prompts.add(before + row.input_length)
         own = own_block(row.number)
-        prompts.add(row.input_length)
-        prompt = prompt_tokens(row.hash_ids or (), w.block_tokens, row.input_length, s.model.vocab_size, own)
-        arrivals.append(sampled_request(s, row.number, prompt, row.at_ns, row.output_length, stops))
-    return Workload(in_order(arrivals), told)
+        prompt = prompt_tokens(row.hash_ids or (), trace.block_tokens, row.input_length, s.model.vocab_size, own)
+        made = sampled_request(s, row.number, prompt, at_ns.get(row.number, 0), row.output_length, stops)
+        arrivals.append(made if row.place is None else of_conversation(made, row, sessions))
+    return Workload(in_order(arrivals), (*trace.warnings, *told_of_times(s, trace, rows)))
+
+
+def chosen_rows(trace: Trace, num_requests: int | None) -> list[TraceRow]:
+    """The first so many rows; of conversations, the first so many of them."""
+    rows = list(trace.rows)
+    if num_requests is None or not rows or rows[0].place is None:
+        return rows[:num_requests]
+    return [row for row in rows if row.place is not None and row.place[0] < num_requests]
+
+
+def of_conversation(made: Arrival, row: TraceRow, sessions: Sessions) -> Arrival:
+    assert row.place is not None
+    session, turn = row.place
+    request = replace(made.request, rid=f"R{session + 1}.{turn + 1}")
+    if row.follows < 0:
+        return replace(made, request=request)
+    return replace(made, request=request, at_ns=sessions.think_ns(), follows=f"R{session + 1}.{turn}")
+
+
+def told_of_times(s: Scenario, trace: Trace, rows: list[TraceRow]) -> tuple[str, ...]:
+    """How requests come where the times of the trace do not say it."""
+    w = s.workload
+    told: list[str] = []
+    if trace.timed and w.concurrency:
+        told.append(f"{trace.path}: its times are not used: workload.concurrency {w.concurrency}, so many clients")
+    if not trace.timed and not w.concurrency:
+        rate = "" if w.arrival == "burst" else f", {w.rate_per_s:g} a second"
+        told.append(
+            f"{trace.path}: it has no times; its requests come as workload.arrival {w.arrival!r} says{rate} "
+            "(or give --concurrency)"
+        )
+    sessions = any(row.follows >= 0 for row in rows)
+    if not sessions:
+        unused = [key for key in ("think_time_ms",) if getattr(w, key)]
+        told += [f"workload.{key} has no effect: {trace.path} has no conversations of several turns" for key in unused]
+    if not any(row.place for row in rows):
+        given = [key for key in ("num_turns", "tokenizer") if getattr(w, key) is not None]
+        told += [f"workload.{key} has no effect: {trace.path} has no texts" for key in given]
+    if sessions and s.disaggregation.role == "prefill":
+        raise ScenarioError("workload.num_turns", *NO_ANSWER)
+    return tuple(told)
 
 
 def sampled_request(s: Scenario, index: int, prompt: bytes, at_ns: int, output_length: int, stops: Stream) -> Arrival:
