@@ -72,8 +72,9 @@ def import_(
     elif columns or skip_bad_lines:
         raise UsageError("--column and --skip-bad-lines are about the file of --trace, which is not given")
     arriving |= reading_keys(columns, skip_bad_lines, concurrency)
-    text = text_of(source)
-    refuse_a_trace(text)
+    content = content_of(source)
+    refuse_a_trace(content)
+    text = content.decode("utf-8", errors="replace")
     lines = [line for line in read_launch(text) if role is None or line.role == role]
     if not lines:
         raise UsageError(f"--role {role}: no server of the text has this role; leave the option out to see all")
@@ -89,22 +90,19 @@ def import_(
     return EXIT_USAGE if any(line.errors for line in lines) else EXIT_PASS
 
 
-def refuse_a_trace(text: str) -> None:
+def refuse_a_trace(content: bytes) -> None:
     """Raises UsageError for a request trace, and says where it belongs."""
     from ppsim.errors import UsageError
+    from ppsim.workload.trace import kind_of_content
 
-    first = text.lstrip("\ufeff \r\n\t[").split("\n", 1)[0]
-    names = {"Azure": "ContextTokens", "BurstGPT": "Request tokens"}
-    kind = next((kind for kind, name in names.items() if name in first.split(",")), "")
-    if first.startswith("{") and '"timestamp"' in first and '"input_length"' in first:
-        kind = "Mooncake"
+    kind = kind_of_content(content)
     if kind:
         raise UsageError(
             f"this is a request trace ({kind}), and no launch line; it belongs to ppsim run SCENARIO --trace FILE"
         )
 
 
-def text_of(source: list[str]) -> str:
+def content_of(source: list[str]) -> bytes:
     """Text of a file or of standard input, or the words themselves. Raises UsageError for a file that isn't there."""
     import shlex
 
@@ -112,15 +110,15 @@ def text_of(source: list[str]) -> str:
     from ppsim.errors import UsageError
 
     if len(source) > 1:
-        return shlex.join(source)
+        return shlex.join(source).encode("utf-8", errors="replace")
     (only,) = source
     if only == "-":
-        return sys.stdin.buffer.read().decode("utf-8", errors="replace")
+        return sys.stdin.buffer.read()
     if "\n" in only or (" " in only.strip() and not is_file(only)):
-        return only
+        return only.encode("utf-8", errors="replace")
     if not is_file(only):
         raise UsageError(f"{only}: no such file, and no launch line; expected a file, -, or a command in quotes")
-    return Path(only).read_bytes().decode("utf-8", errors="replace")
+    return Path(only).read_bytes()
 
 
 def described(line: LaunchLine, gpu: str | None, arriving: dict[str, Any] | None = None) -> dict[str, Any]:

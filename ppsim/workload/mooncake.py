@@ -77,12 +77,13 @@ def head_of(lines: Sequence[Line]) -> dict[str, Any]:
 
 
 def block_size(rows: Sequence[TraceRow], expected: int) -> int:
-    """Tokens of a hash id: as expected where one row has it so, else the one power of two that fits all rows.
+    """Tokens of a hash id: as expected where one row of several blocks has it so, else the power of two that fits all.
 
     A prompt of L tokens has n ids where a block has from L / n to less than L / (n - 1) tokens.
     """
     counted = [(row.input_length, len(row.hash_ids)) for row in rows if row.hash_ids]
-    if len(counted) < 2 or any(-(-length // expected) == n for length, n in counted):
+    telling = [(length, n) for length, n in counted if n > 1 or length > expected]
+    if len(counted) < 2 or not telling or any(-(-length // expected) == n for length, n in telling):
         return expected
     fitting = [size for size in SIZES if all(-(-length // size) == n for length, n in counted)]
     return fitting[0] if len(fitting) == 1 else expected

@@ -91,6 +91,21 @@ def read_trace(path: str | None, block_tokens: int = 512, how: Reading | None = 
     return replace(arranged(name, list(found.rows), told), timed=found.timed, block_tokens=found.block_tokens)
 
 
+def kind_of_content(content: bytes) -> str:
+    """What request trace a content is, by its first records; empty where it is none. Never raises."""
+    try:
+        lines = rows_of_text("", unpacked("", content), BadLines(skip=True))
+        if not lines:
+            return ""
+        if lines[0].text.startswith("{"):
+            record = json_object(lines[0])
+            return "Mooncake" if "timestamp" in record and "input_length" in record else kind_of_record(record)
+        layout = known_layout(lines[0])
+        return next((name for name, known in KNOWN.items() if known is layout), "")
+    except TraceError:
+        return ""
+
+
 UNTIMED = ("ShareGPT", "AIPerf inputs", "requests of texts", "bench_serving", "AIPerf")
 
 
