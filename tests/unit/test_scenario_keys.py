@@ -619,6 +619,9 @@ KEYS: dict[str, Case] = {
     "workload.num_chunks": Case(
         {**QUADRATIC, "workload.requests": [], "workload.source": "chunks"}, {"workload.num_chunks": 3}
     ),
+    "workload.tokenizer": Case(
+        {**TRACE, "workload.trace": str(DATA / "talk.json")}, {"workload.tokenizer": str(DATA / "words_tokenizer.json")}
+    ),
     "workload.concurrency": Case(GENERATED, {"workload.concurrency": 3}),
     "workload.num_sessions": Case(SESSIONS, {"workload.num_sessions": 3}),
     "workload.num_turns": Case(SESSIONS, {"workload.num_turns": 3}),
