@@ -1,8 +1,8 @@
 """The client side of the first rank: which inputs it reads in which iteration.
 
-``LiveClient`` delivers arrivals at their iteration or their wall time. ``ReplayClient`` delivers a recorded list, the
-same inputs in the same iterations, whatever the clock says (design decision 5). Both end the run with ``Shutdown`` once
-nothing is left and the rank is idle.
+``LiveClient`` delivers arrivals at their iteration or their wall time, or when the answer before them has come.
+``ReplayClient`` delivers a recorded list, the same inputs in the same iterations, whatever the clock says (design
+decision 5). Both end the run with ``Shutdown`` once nothing is left and the rank is idle.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from ppsim.core.effects import Reply
 from ppsim.core.messages import Input, Shutdown
 from ppsim.errors import EXIT_UNKNOWN, PpsimError
-from ppsim.workload import Arrival, Control
-from ppsim.workload.arrivals import by_moment
+from ppsim.workload import Arrival, Control, Workload
+from ppsim.workload.clients import Clients, Sent
 
 
 class GaveUp(PpsimError):
@@ -39,8 +40,14 @@ class Client(Protocol):
 
     def ingest(self, iteration: int, idle: bool) -> tuple[Input, ...]: ...
 
+    def replied(self, reply: Reply, now_ns: int) -> Sequence[Sent]:
+        """A reply reached its client: what is sent because of it."""
+        ...
 
-class LiveClient:
+    def told(self) -> tuple[str, ...]: ...
+
+
+class LiveClient(Clients):
     """``now_ns`` counts from the start of the run; ``sleep_ns`` waits. ``max_iterations`` 0: no limit."""
 
     def __init__(
@@ -50,13 +57,9 @@ class LiveClient:
         sleep_ns: Callable[[int], None],
         max_iterations: int = 0,
         controls: Sequence[Control] = (),
+        concurrency: int = 0,
     ) -> None:
-        items: list[tuple[int | None, int | None, Input]] = [
-            *((a.at_iteration, a.at_ns, a.request) for a in arrivals),
-            *((c.at_iteration, c.at_ns, c.input) for c in controls),
-        ]
-        self.by_iteration = by_moment([(at, item) for at, _, item in items if at is not None])
-        self.by_time = by_moment([(at or 0, item) for iteration, at, item in items if iteration is None])
+        super().__init__(Workload(tuple(arrivals), controls=tuple(controls), concurrency=concurrency))
         self.timed = frozenset(a.request.rid for a in arrivals if a.at_iteration is None)
         self.now_ns, self.sleep_ns = now_ns, sleep_ns
         self.max_iterations = max_iterations
@@ -65,20 +68,13 @@ class LiveClient:
         """Inputs due now, those that name an iteration first. Waits only if idle and only a time can bring more."""
         if self.max_iterations and iteration >= self.max_iterations:
             raise GaveUp(f"stopped at run.max_iterations = {self.max_iterations}", iteration)
-        due = self.due(iteration)
+        due = self.due(iteration, self.now_ns())
         if due or not idle or self.by_iteration:
             return due
         if not self.by_time:
             return (Shutdown(),)
         self.sleep_ns(max(0, self.by_time[0][0] - self.now_ns()))
-        return self.due(iteration)
-
-    def due(self, iteration: int) -> tuple[Input, ...]:
-        found: list[Input] = []
-        for waiting, limit in ((self.by_iteration, iteration), (self.by_time, self.now_ns())):
-            while waiting and waiting[0][0] <= limit:
-                found.append(waiting.popleft()[1])
-        return tuple(found)
+        return self.due(iteration, self.now_ns())
 
 
 class ReplayClient:
@@ -94,3 +90,9 @@ class ReplayClient:
         if iteration > self.last and idle and not self.ends:
             return (Shutdown(),)
         return self.inputs.get(iteration, ())
+
+    def replied(self, reply: Reply, now_ns: int) -> Sequence[Sent]:
+        return ()  # what it led to is among the inputs
+
+    def told(self) -> tuple[str, ...]:
+        return ()

@@ -112,7 +112,10 @@ class Answers:
         if effect.status in TERMINAL:
             self.num_ended += 1
             self.status.ended(self.num_ended)
-        self.recording.reply(self.timer.now_ns(), effect)
+        now_ns = self.timer.now_ns()
+        self.recording.reply(now_ns, effect)
+        for at_ns, request in self.client.replied(effect, now_ns):
+            self.recording.arrival(request.rid, at_ns, count(request.prompt), request.max_new_tokens)
 
     # --- links -----------------------------------------------------------------------------------------------
 

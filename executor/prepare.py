@@ -19,7 +19,7 @@ from ppsim.scenario.layers import known_shape, partition_of
 from ppsim.scenario.rank import kv_bytes_per_token_and_layer, local_capacity_tokens, stage_weight_bytes
 from ppsim.scenario.tree import Chance, Model
 from ppsim.scenario.warn import start_warnings, without_effect
-from ppsim.workload import Arrival, build_workload
+from ppsim.workload import Arrival, Workload, build_workload
 
 GB = 10**9
 
@@ -156,8 +156,10 @@ def arrivals_of(
         for warning in (*start_warnings(scenario), *without_effect(scenario), *workload.warnings):
             recording.warn(warning)
     for arrival in live:
+        check_prompt(arrival.request, scenario.model.vocab_size)
+    recording.concurrency = scenario.workload.concurrency
+    for arrival in Workload(live, concurrency=scenario.workload.concurrency).opening:
         request = arrival.request
-        check_prompt(request, scenario.model.vocab_size)
         if arrival.at_ns is not None:
             recording.arrival(request.rid, arrival.at_ns, count(request.prompt), request.max_new_tokens)
     return live

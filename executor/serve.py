@@ -81,6 +81,8 @@ def serve(core: Rank, job: Job, status: Status, recording: Recording) -> None:
         transport.finish()
         if rank == 0:
             recording.warn_of_ignored_aborts(core.scheduler.num_ignored_aborts)
+            for sentence in client.told():
+                recording.warn(sentence)
     finally:
         answers.settle()
     if store is not None:
@@ -131,7 +133,8 @@ def client_of(job: Job, timer: ForwardTimer) -> Client:
     if job.inputs is not None:
         return ReplayClient(job.inputs)
     limit = job.scenario.run.max_iterations
-    return LiveClient(job.arrivals, timer.now_ns, lambda ns: time.sleep(ns / 1e9), limit, job.controls)
+    concurrency = job.scenario.workload.concurrency
+    return LiveClient(job.arrivals, timer.now_ns, lambda ns: time.sleep(ns / 1e9), limit, job.controls, concurrency)
 
 
 def left_behind(core: Rank) -> str:

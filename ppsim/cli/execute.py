@@ -12,6 +12,7 @@ import typer
 from ppsim.cli.guard import guarded
 from ppsim.cli.options import (
     ColumnOption,
+    ConcurrencyOption,
     JsonOption,
     OutOption,
     ScenarioArg,
@@ -51,13 +52,14 @@ def execute(
     trace: TraceOption = None,
     columns: ColumnOption = None,
     skip_bad_lines: SkipOption = False,
+    concurrency: ConcurrencyOption = None,
     overrides: SetOption = None,
     out: OutOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Run a scenario on real processes that run a real model, and save the run."""
     sets = [f"model.path={json.dumps(model)}"] if model is not None else []
-    loaded = scenario_of(scenario, seed, trace, [*(overrides or []), *sets], None, columns, skip_bad_lines)
+    loaded = scenario_of(scenario, seed, trace, [*(overrides or []), *sets], None, columns, skip_bad_lines, concurrency)
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
             raise UsageError(f"ppsim exec needs {package}, which is not installed: pip install 'ppsim[executor]'")

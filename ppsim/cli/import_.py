@@ -14,7 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppsim.cli.guard import guarded, say
-from ppsim.cli.options import JsonOption, OutputOption, PromptOption, RateOption, TraceOption, workload_keys
+from ppsim.cli.options import (
+    ColumnOption,
+    ConcurrencyOption,
+    JsonOption,
+    OutputOption,
+    PromptOption,
+    RateOption,
+    SkipOption,
+    TraceOption,
+    reading_keys,
+    workload_keys,
+)
 from ppsim.errors import EXIT_PASS, EXIT_USAGE
 
 if TYPE_CHECKING:
@@ -48,18 +59,25 @@ def import_(
     output: OutputOption = None,
     rate: RateOption = None,
     trace: TraceOption = None,
+    columns: ColumnOption = None,
+    skip_bad_lines: SkipOption = False,
+    concurrency: ConcurrencyOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Turn an SGLang or vLLM launch line into a scenario."""
+    from ppsim.errors import UsageError
+
     arriving = workload_keys(prompt, output, rate, trace)
     if trace is not None:
         arriving = {"workload.source": "trace", "workload.trace": trace}
-    text = text_of(source)
-    refuse_a_trace(text)
+    elif columns or skip_bad_lines:
+        raise UsageError("--column and --skip-bad-lines are about the file of --trace, which is not given")
+    arriving |= reading_keys(columns, skip_bad_lines, concurrency)
+    content = content_of(source)
+    refuse_a_trace(content)
+    text = content.decode("utf-8", errors="replace")
     lines = [line for line in launches_of(text, source) if role is None or line.role == role]
     if not lines:
-        from ppsim.errors import UsageError
-
         raise UsageError(f"--role {role}: no server of the text has this role; leave the option out to see all")
     if as_json:
         print(json.dumps([described(line, gpu, arriving) for line in lines], allow_nan=False, default=str))
@@ -93,22 +111,19 @@ def launches_of(text: str, source: list[str]) -> list[LaunchLine]:
         raise UsageError(f"this is no launch line but: {told.kind}. It belongs to: {takes}") from error
 
 
-def refuse_a_trace(text: str) -> None:
+def refuse_a_trace(content: bytes) -> None:
     """Raises UsageError for a request trace, and says where it belongs."""
     from ppsim.errors import UsageError
+    from ppsim.workload.trace import kind_of_content
 
-    first = text.lstrip("\ufeff \r\n\t[").split("\n", 1)[0]
-    names = {"Azure": "ContextTokens", "BurstGPT": "Request tokens"}
-    kind = next((kind for kind, name in names.items() if name in first.split(",")), "")
-    if first.startswith("{") and '"timestamp"' in first and '"input_length"' in first:
-        kind = "Mooncake"
+    kind = kind_of_content(content)
     if kind:
         raise UsageError(
             f"this is a request trace ({kind}), and no launch line; it belongs to ppsim run SCENARIO --trace FILE"
         )
 
 
-def text_of(source: list[str]) -> str:
+def content_of(source: list[str]) -> bytes:
     """Text of a file or of standard input, or the words themselves. Raises UsageError for a file that isn't there."""
     import shlex
 
@@ -116,15 +131,15 @@ def text_of(source: list[str]) -> str:
     from ppsim.errors import UsageError
 
     if len(source) > 1:
-        return shlex.join(source)
+        return shlex.join(source).encode("utf-8", errors="replace")
     (only,) = source
     if only == "-":
-        return sys.stdin.buffer.read().decode("utf-8", errors="replace")
+        return sys.stdin.buffer.read()
     if "\n" in only or (" " in only.strip() and not is_file(only)):
-        return only
+        return only.encode("utf-8", errors="replace")
     if not is_file(only):
         raise UsageError(f"{only}: no such file, and no launch line; expected a file, -, or a command in quotes")
-    return Path(only).read_bytes().decode("utf-8", errors="replace")
+    return Path(only).read_bytes()
 
 
 def described(line: LaunchLine, gpu: str | None, arriving: dict[str, Any] | None = None) -> dict[str, Any]:

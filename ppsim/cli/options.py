@@ -51,6 +51,10 @@ RateOption: TypeAlias = Annotated[
     float | None,
     typer.Option("--rate", metavar="PER_S", help="Generated prompts arrive so often, as a Poisson stream."),
 ]
+ConcurrencyOption: TypeAlias = Annotated[
+    int | None,
+    typer.Option("--concurrency", min=1, metavar="N", help="N clients: each sends its next request when one ends."),
+]
 SetOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a scenario key, e.g. cluster.pp_size=2. Repeatable."),
@@ -100,6 +104,7 @@ def scenario_of(
     arriving: dict[str, Any] | None = None,
     columns: list[str] | None = None,
     skip_bad_lines: bool = False,
+    concurrency: int | None = None,
 ) -> Scenario:
     """The scenario a command line asks for; later overrides win, and --set wins over --trace and ``arriving``."""
     from ppsim.scenario import load_scenario
@@ -107,14 +112,25 @@ def scenario_of(
     sets = [f"{key}={toml_value(value)}" for key, value in (arriving or {}).items()]
     if trace is not None:
         sets += ['workload.source="trace"', f"workload.trace={json.dumps(trace)}"]
+    sets += [f"{key}={toml_value(value)}" for key, value in reading_keys(columns, skip_bad_lines, concurrency).items()]
+    return load_scenario(name, [*sets, *(overrides or [])], seed=seed)
+
+
+def reading_keys(
+    columns: list[str] | None, skip_bad_lines: bool = False, concurrency: int | None = None
+) -> dict[str, Any]:
+    """Keys that --column, --skip-bad-lines and --concurrency give. Raises UsageError for a column of no role."""
+    keys: dict[str, Any] = {}
     for column in columns or ():
         role, sign, of = column.partition("=")
         if role not in ("time", "prompt", "output") or not sign or not of:
             raise UsageError(f"--column {column}: expected time=NAME, prompt=NAME or output=NAME")
-        sets.append(f"workload.columns.{role}={json.dumps(of)}")
+        keys[f"workload.columns.{role}"] = of
     if skip_bad_lines:
-        sets.append("workload.skip_bad_lines=true")
-    return load_scenario(name, [*sets, *(overrides or [])], seed=seed)
+        keys["workload.skip_bad_lines"] = True
+    if concurrency is not None:
+        keys["workload.concurrency"] = concurrency
+    return keys
 
 
 def workload_keys(

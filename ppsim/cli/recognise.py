@@ -229,7 +229,7 @@ def request_trace(told: Told, text: str, form: str) -> bool:
     bad = BadLines(skip=True)
     try:
         lines = rows_of_text(told.file, text.encode(), bad)
-        rows, notes = parsed(told.file, lines, Reading(skip_bad_lines=True), bad)
+        rows, notes, _ = parsed(told.file, lines, Reading(skip_bad_lines=True), bad)
     except PpsimError as error:
         told.read.append(str(error))
         return True

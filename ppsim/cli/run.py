@@ -6,6 +6,7 @@ from ppsim.cli.guard import guarded
 from ppsim.cli.options import (
     BugOption,
     ColumnOption,
+    ConcurrencyOption,
     JsonOption,
     MaxSecondsOption,
     OutOption,
@@ -35,6 +36,7 @@ def run(
     rate: RateOption = None,
     columns: ColumnOption = None,
     skip_bad_lines: SkipOption = False,
+    concurrency: ConcurrencyOption = None,
     overrides: SetOption = None,
     out: OutOption = None,
     bugs: BugOption = None,
@@ -45,7 +47,7 @@ def run(
     """Simulate a scenario and save the run."""
     check_seconds("--max-seconds", max_seconds)
     arriving = workload_keys(prompt, output, rate, trace)
-    loaded = scenario_of(scenario, seed, trace, overrides, arriving, columns, skip_bad_lines)
+    loaded = scenario_of(scenario, seed, trace, overrides, arriving, columns, skip_bad_lines, concurrency)
 
     from ppsim.planted import hooks_for
 

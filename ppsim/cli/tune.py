@@ -9,7 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppsim.cli.guard import Interrupted, guarded
-from ppsim.cli.options import JsonOption, ScenarioArg, SetOption, TraceOption, scenario_of
+from ppsim.cli.options import (
+    ColumnOption,
+    JsonOption,
+    ScenarioArg,
+    SetOption,
+    SkipOption,
+    TraceOption,
+    scenario_of,
+)
 
 if TYPE_CHECKING:
     from ppsim.plan.tuning import Contest, Row, Tuning
@@ -53,6 +61,8 @@ def tune(
     ] = None,
     max_cp: Annotated[int, typer.Option("--max-cp", help="At most so many context-parallel ranks; 0: any.")] = 0,
     trace: TraceOption = None,
+    columns: ColumnOption = None,
+    skip_bad_lines: SkipOption = False,
     overrides: SetOption = None,
     out: Annotated[
         str | None, typer.Option("--out", metavar="DIR", help="Default: runs/tune-NAME-N, N the next free.")
@@ -70,7 +80,8 @@ def tune(
     if max_cp < 0:
         raise UsageError(f"--max-cp {max_cp}: expected 0 (any) or more")
     aim = objective or ("ttft" if rate is None else "ttft_at_rate")
-    loaded = scenario_of(scenario, None, trace, [*on_gpu(gpu), *of_type(kv_cache_dtype), *(overrides or [])])
+    given = [*on_gpu(gpu), *of_type(kv_cache_dtype), *(overrides or [])]
+    loaded = scenario_of(scenario, None, trace, given, None, columns, skip_bad_lines)
     with ProgressBar(f"tuning {loaded.name}") as progress:
         try:
             found = search(loaded, Wish(aim, gpus, rate, prompt, requests, max_cp), progress)

@@ -33,6 +33,7 @@ TIMED: dict[str, Callable[[Scenario], bool]] = {
         any(r.at_iteration is None for r in s.workload.requests)
         or any(a.at_iteration is None for a in s.workload.aborts)
     ),
+    "clients that wait for answers": lambda s: s.workload.concurrency > 0,
     "the consensus store": lambda s: (
         s.disaggregation.role in ("prefill", "pd") and s.disaggregation.bootstrap == "store"
     ),

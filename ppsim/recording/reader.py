@@ -107,9 +107,13 @@ def read_header(path: str, line: str) -> Recording:
             raise RecordingError(path, 1, f"header field {key!r}: expected {kind.__name__}, got {head.get(key)!r}")
     if not (0 < head["pp_size"] <= 4096 and 0 < head["tp_replicas"] <= 4096):
         raise RecordingError(path, 1, f"impossible sizes: pp_size {head['pp_size']}, tp_replicas {head['tp_replicas']}")
-    return Recording(
+    recording = Recording(
         head["pp_size"], tp_replicas=head["tp_replicas"], name=head["name"], seed=head["seed"], world=head["world"]
     )
+    recording.concurrency = head.get("concurrency", 0)
+    if type(recording.concurrency) is not int or recording.concurrency < 0:
+        raise RecordingError(path, 1, f"header field 'concurrency': expected a number, got {recording.concurrency!r}")
+    return recording
 
 
 def check_end(path: str, number: int, end: list[Any] | None, recording: Recording) -> None:

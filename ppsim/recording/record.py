@@ -56,6 +56,7 @@ class Recording:
         self.warnings: list[str] = []
         self.marks: list[Mark] = []  # in order of time; disaggregation only
         self.stands: list[Stand] = []  # of a run that failed: one a rank
+        self.concurrency = 0  # clients of a closed loop; 0: requests came when they came
         self.peer: Recording | None = None  # two pipelines: of the decode side, the prefill side
 
     @property

@@ -83,6 +83,7 @@ def summarize(recording: Recording, verdict: Verdict) -> dict[str, Any]:
         "output_tokens_per_s": rate(output_tokens, makespan_ns),
         **cache_use(recording if recording.peer is None else recording.peer, lives),
         **tier_use(recording if recording.peer is None else recording.peer),
+        **in_flight(recording, lives),
         **stalls_json(stalls(recording)),
         "stages": [stage.as_json() for stage in stages],
         "decision_digests": list(digests.decisions),
@@ -140,6 +141,26 @@ def answer(life: Life, reply: TimedReply) -> None:
     life.token_ns.extend([reply.time_ns] * new)
     if reply.status != "token":
         life.ended_ns, life.status = reply.time_ns, reply.status
+
+
+def in_flight(recording: Recording, lives: Iterable[Life]) -> dict[str, Any]:
+    """Of a closed loop: how many clients, and how many requests were with the server, between sending and end.
+
+    The mean is over the time from the first sending to the last end. Nothing is said of requests that came by
+    themselves.
+    """
+    if not recording.concurrency:
+        return {}
+    stays = [(life.arrived_ns, life.ended_ns) for life in lives if life.arrived_ns is not None]
+    known = [(begin, end) for begin, end in stays if end is not None]
+    changes = sorted([(begin, 1) for begin, _ in known] + [(end, -1) for _, end in known])  # an end before a sending
+    most = now = 0
+    for _, change in changes:
+        now += change
+        most = max(most, now)
+    elapsed_ns = changes[-1][0] - changes[0][0] if changes else 0
+    mean = sum(end - begin for begin, end in known) / elapsed_ns if elapsed_ns else 0.0
+    return {"concurrency": {"clients": recording.concurrency, "mean": mean, "max": most}}
 
 
 def first_token_times(lives: Iterable[Life]) -> list[int]:

@@ -84,6 +84,7 @@ def header_line(recording: Recording) -> str:
             "world": recording.world,
             "pp_size": recording.pp_size,
             "tp_replicas": recording.tp_replicas,
+            **({"concurrency": recording.concurrency} if recording.concurrency else {}),
         }
     )
 

@@ -34,6 +34,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         f"{s['num_aborted']} aborted, {s['num_retracted']} retractions",
         f"time        {seconds(s['makespan_s'])} in {s['num_iterations']} iterations of the first rank, "
         f"bubble {percent(s['bubble_ratio'])}",
+        *clients_text(s),
         f"throughput  {s['input_tokens_per_s']:,.1f} input tokens/s, {s['output_tokens_per_s']:,.1f} output tokens/s",
         f"cache       {s['cached_tokens']:,} prompt tokens found, hit rate {percent(s['cache_hit_rate'])}",
         *tiers_text(s),
@@ -50,6 +51,14 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     ]
     lines += [f"warning: {message}" for message in s["warnings"]]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def clients_text(s: Mapping[str, Any]) -> list[str]:
+    """Of a closed loop: its clients, and how many requests were under way."""
+    if "concurrency" not in s:
+        return []
+    loop = s["concurrency"]
+    return [f"clients     {loop['clients']}, requests in flight {loop['mean']:.2f} on average, {loop['max']} at most"]
 
 
 TIERS = {"load": "loads from host", "write": "writes to host", "prefetch": "fetches from storage"}

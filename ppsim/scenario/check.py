@@ -11,7 +11,7 @@ from ppsim.scenario.gpu import scenario_gpu
 from ppsim.scenario.hicache import check_hicache
 from ppsim.scenario.layers import known_shape, num_layers
 from ppsim.scenario.stagecost import stage_cost
-from ppsim.scenario.tree import MAX_RANKS, MAX_TOKENS, Scenario
+from ppsim.scenario.tree import MAX_RANKS, MAX_REQUESTS, MAX_TOKENS, Scenario
 
 
 def check_scenario(s: Scenario) -> None:
@@ -152,13 +152,58 @@ def check_workload(s: Scenario) -> None:
         raise ScenarioError(
             "workload.requests", f"would be ignored: workload.source is {w.source!r}", "source = 'requests' serves them"
         )
-    for name, length in (("input_length", w.input_length), ("output_length", w.output_length)):
+    check_clients(s)
+    lengths = {"input_length": w.input_length, "output_length": w.output_length}
+    if w.turn_input_length is not None:
+        lengths["turn_input_length"] = w.turn_input_length
+    for name, length in lengths.items():
         if length.min > length.max:
             raise ScenarioError(f"workload.{name}.min", f"{length.min} is more than max {length.max}")
         if length.kind == "fixed" and not length.min <= length.value <= length.max:
             raise ScenarioError(
                 f"workload.{name}.value", f"{length.value} is outside min {length.min} to max {length.max}"
             )
+
+
+def check_clients(s: Scenario) -> None:
+    """Closed loops and sessions: what nobody could send, or nobody could answer."""
+    w = s.workload
+    if w.source == "generated" and w.num_sessions and w.num_requests is not None:
+        raise ScenarioError(
+            "workload.num_requests", f"{w.num_requests} and workload.num_sessions {w.num_sessions}", "give one of them"
+        )
+    num_requests = w.num_sessions * (w.num_turns or 1)
+    if w.source == "generated" and num_requests > MAX_REQUESTS:
+        raise ScenarioError(
+            "workload.num_sessions",
+            f"{w.num_sessions} sessions of {w.num_turns} turns are {num_requests} requests, at most {MAX_REQUESTS}",
+            "fewer sessions, or fewer turns",
+        )
+    if s.disaggregation.role == "prefill" and w.source == "generated" and w.num_sessions and (w.num_turns or 1) > 1:
+        raise ScenarioError("workload.num_turns", *NO_ANSWER)
+    if not w.concurrency:
+        return
+    for i, r in enumerate(w.requests):
+        key = "at_ms" if r.at_ms is not None else "at_iteration"
+        if getattr(r, key) is not None:
+            raise ScenarioError(
+                f"workload.requests.{i}.{key}",
+                f"is {getattr(r, key):g}, but with workload.concurrency a request is sent when a client is free",
+                "leave it out, or the concurrency",
+            )
+    for i, flush in enumerate(w.flushes):
+        if flush.rid in {r.rid for r in w.requests}:
+            raise ScenarioError(
+                f"workload.flushes.{i}.rid",
+                f"{flush.rid!r} is the id of a request, and its client could not tell the two answers apart",
+                "another rid",
+            )
+
+
+NO_ANSWER = (
+    "a prefill server alone answers with the first token only, and a turn's prompt begins with the whole answer before",
+    "disaggregation.role 'pd' runs both servers, 'plain' one",
+)
 
 
 def check_surroundings(s: Scenario) -> None:

@@ -312,13 +312,21 @@ class Workload(Section):
         0  # part of the input_length; a shorter prompt is the prefix alone
     )
     block_tokens: Tokens = 512  # tokens of one hash_id or prefix block
-    trace: str | None = None  # Mooncake, Azure, BurstGPT, or with columns any CSV; None: the shipped generated trace
+    trace: str | None = None  # a file of any format of docs/workloads.md; None: the shipped generated trace
     time_unit: Literal["ns", "us", "ms", "s"] | None = None  # of a trace's times; None: as its format has it
     columns: Columns = Columns()
+    tokenizer: str | None = None  # tokenizer.json (or its folder) that counts a trace's texts; None: estimated, told
     skip_bad_lines: bool = False  # of a trace: go on behind a line that is no request, and name each
     time_scale: Annotated[float, Field(ge=1e-9, le=1e9, allow_inf_nan=False)] = (
         1.0  # arrival times are multiplied by it
     )
+    # Clients that send one request after the other, the next when one has ended; 0: requests come when they come.
+    concurrency: Annotated[int, Field(ge=0, le=MAX_ROWS)] = 0
+    num_sessions: Annotated[int, Field(ge=0, le=MAX_REQUESTS)] = 0  # generated: conversations, instead of num_requests
+    num_turns: Positive | None = None  # of a session; None: 1 (generated), all that a trace has
+    turn_input_length: Length | None = None  # new tokens of a later turn; None: as input_length
+    think_time_ms: Cost = 0.0  # from the end of an answer to the next turn of its session
+    think_time: Literal["fixed", "exponential"] = "fixed"  # exponential: think_time_ms is its mean
     ignore_eos: bool = True  # generated, trace. False: each sampled token is the stop token with eos_probability
     eos_probability: Annotated[float, Field(ge=0, le=1)] = 0.0
 

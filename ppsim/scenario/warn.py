@@ -157,9 +157,10 @@ def without_effect(s: Scenario) -> list[str]:
         w, unset = s.workload, Workload()
         found += [
             f"workload.{key} has no effect with workload.source {w.source!r}"
-            for key in ("time_unit", "columns", "skip_bad_lines")
+            for key in ("time_unit", "columns", "skip_bad_lines", "tokenizer")
             if getattr(w, key) != getattr(unset, key)
         ]
+    found += idle_client_keys(s)
     if s.workload.source == "requests":
         known = {request.rid for request in s.workload.requests}
         listed = dict.fromkeys(entry.rid for entry in s.observations.listed if entry.rid not in known)
@@ -192,6 +193,33 @@ def idle_node_keys(s: Scenario) -> list[tuple[str, str]]:
         elif key == "cost.nic_latency_us" and k.tp_size <= k.gpus_per_node:
             found.append((key, f"where {k.tp_size} GPUs stay in a node of {k.gpus_per_node}"))
     return found
+
+
+def idle_client_keys(s: Scenario) -> list[str]:
+    """Keys of clients and sessions that are set and cannot matter, and times that a closed loop does not use."""
+    w, usual = s.workload, Workload()
+    idle: dict[str, str] = {}
+    if w.source != "generated":
+        idle |= dict.fromkeys(("num_sessions", "turn_input_length"), f"with workload.source {w.source!r}")
+    if w.source in ("requests", "chunks"):
+        idle |= dict.fromkeys(("num_turns", "think_time_ms", "think_time"), f"with workload.source {w.source!r}")
+    elif w.source == "generated" and (not w.num_sessions or (w.num_turns or 1) == 1):
+        why = "without workload.num_sessions" if not w.num_sessions else "with one turn a session"
+        idle |= dict.fromkeys(("turn_input_length", "think_time_ms", "think_time"), why)
+        if not w.num_sessions:
+            idle["num_turns"] = why
+    elif not w.think_time_ms:
+        idle["think_time"] = "without workload.think_time_ms"
+    if w.source == "generated" and w.num_sessions and (w.num_turns or 1) > 1 and not w.think_time_ms:
+        idle["think_time"] = "without workload.think_time_ms"
+    if w.concurrency and w.source == "chunks":
+        idle["concurrency"] = "with workload.source 'chunks': there is one request"
+    elif w.concurrency:
+        why = "with workload.concurrency: a request is sent when a client is free"
+        idle |= dict.fromkeys(("arrival", "rate_per_s", "time_scale"), why)
+    return [
+        f"workload.{key} has no effect {why}" for key, why in idle.items() if getattr(w, key) != getattr(usual, key)
+    ]
 
 
 def idle_link_keys(s: Scenario) -> list[tuple[str, str]]:

@@ -8,12 +8,15 @@ from fractions import Fraction
 from typing import TypeAlias
 
 from ppsim.core.messages import AbortReq, FlushCache, NewRequest
+from ppsim.core.tokens import count
 from ppsim.errors import ScenarioError
+from ppsim.scenario.check import NO_ANSWER
 from ppsim.scenario.tree import Scenario, ScriptedRequest
 from ppsim.workload.arrivals import EOS_TOKEN_ID, Arrival, Control, Workload, in_order
 from ppsim.workload.content import own_block, prompt_tokens
 from ppsim.workload.draws import NS_PER_S, Stream, exactly
-from ppsim.workload.trace import Reading, read_trace
+from ppsim.workload.lines import TraceRow
+from ppsim.workload.trace import Reading, Trace, read_trace
 
 NUM_GENERATED = 32
 MAX_PROMPT_TOKENS = 2**29  # of all requests together: 2 GB
@@ -25,7 +28,9 @@ def build_workload(scenario: Scenario) -> Workload:
 
     Raises TraceError for a trace that cannot be read.
     """
-    return replace(SOURCES[scenario.workload.source](scenario), controls=controls(scenario))
+    concurrency = 0 if scenario.workload.source == "chunks" else scenario.workload.concurrency
+    built = SOURCES[scenario.workload.source](scenario)
+    return replace(built, controls=controls(scenario), concurrency=concurrency)
 
 
 def controls(s: Scenario) -> tuple[Control, ...]:
@@ -79,6 +84,8 @@ def scripted_request(s: Scenario, index: int, r: ScriptedRequest) -> Arrival:
         priority=r.priority,
         grammar=r.grammar,
     )
+    if s.workload.concurrency:
+        return Arrival(request, 0, None, r.output, r.stop_after)
     if r.at_ms is not None:
         return Arrival(request, scaled(s, exactly(r.at_ms) * NS_PER_MS), None, r.output, r.stop_after)
     return Arrival(request, None, r.at_iteration or 0, r.output, r.stop_after)
@@ -92,26 +99,72 @@ def chunks(s: Scenario) -> Workload:
 
 
 def generated(s: Scenario) -> Workload:
-    """Source "generated": five independent streams, so that changing one distribution moves nothing else."""
+    """Source "generated": independent streams, so that changing one distribution moves nothing else."""
     w = s.workload
     num_requests = NUM_GENERATED if w.num_requests is None else w.num_requests
     input_lengths, output_lengths, prefixes, stops = (
         Stream(s.seed, f"workload.{name}") for name in ("input_length", "output_length", "prefix", "stop")
     )
-    arrivals, prompts = [], Prompts()
-    for index, at_ns in enumerate(times(s, num_requests)):
+    sessions = Sessions(s)
+    arrivals: list[Arrival] = []
+    prompts = Prompts()
+    for index, at_ns in enumerate(times(s, w.num_sessions or num_requests)):
         shared = (prefixes.below(w.num_prefixes),) if w.num_prefixes and w.prefix_tokens else ()
         length, output_length = input_lengths.length(w.input_length), output_lengths.length(w.output_length)
         prompts.add(length)
-        prompt = prompt_tokens(shared, max(1, w.prefix_tokens), length, s.model.vocab_size, own_block(index))
-        arrivals.append(sampled_request(s, index, prompt, at_ns, output_length, stops))
+        own = own_block(len(arrivals))
+        prompt = prompt_tokens(shared, max(1, w.prefix_tokens), length, s.model.vocab_size, own)
+        first = sampled_request(s, index, prompt, at_ns, output_length, stops)
+        if not w.num_sessions:
+            arrivals.append(first)
+            continue
+        arrivals.append(sessions.first_turn(first))
+        for _ in range(1, w.num_turns or 1):
+            new, output_length = sessions.turn_length(), output_lengths.length(w.output_length)
+            turn = sessions.next_turn(arrivals[-1], new, output_length, own_block(len(arrivals)), stops)
+            prompts.add(sessions.num_tokens - output_length)
+            arrivals.append(turn)
     return Workload(in_order(arrivals))
+
+
+class Sessions:
+    """Makes the turns of one session after the other: R3.2 is the second turn of the third."""
+
+    def __init__(self, s: Scenario) -> None:
+        self.s = s
+        self.lengths, self.think = Stream(s.seed, "workload.turn_input_length"), Stream(s.seed, "workload.think_time")
+        self.num_tokens = 0  # that the session can have come to: prompt and output of its turns
+
+    def first_turn(self, arrival: Arrival) -> Arrival:
+        request = replace(arrival.request, rid=f"{arrival.request.rid}.1")
+        self.num_tokens = count(request.prompt) + request.max_new_tokens
+        return replace(arrival, request=request)
+
+    def turn_length(self) -> int:
+        w = self.s.workload
+        return self.lengths.length(w.turn_input_length or w.input_length)
+
+    def next_turn(self, before: Arrival, new: int, output_length: int, own: int, stops: Stream) -> Arrival:
+        """The turn behind another one: ``new`` tokens of its own."""
+        w, rid = self.s.workload, before.request.rid
+        session, _, turn = rid.rpartition(".")
+        prompt = prompt_tokens((), w.block_tokens, new, self.s.model.vocab_size, own)
+        made = sampled_request(self.s, 0, prompt, 0, output_length, stops)
+        request = replace(made.request, rid=f"{session}.{int(turn) + 1}")
+        self.num_tokens += new + output_length
+        return replace(made, request=request, at_ns=self.think_ns(), follows=rid)
+
+    def think_ns(self) -> int:
+        mean_ns = exactly(self.s.workload.think_time_ms) * NS_PER_MS
+        if self.s.workload.think_time == "fixed" or not mean_ns:
+            return round(mean_ns)
+        return self.think.exponential_ns(float(NS_PER_S / mean_ns))
 
 
 def times(s: Scenario, num_requests: int) -> list[int]:
     """Arrival times in nanoseconds, the first at 0, before time_scale."""
     w = s.workload
-    if w.arrival == "burst":
+    if w.arrival == "burst" or w.concurrency:
         return [0] * num_requests
     if w.arrival == "fixed":
         return [round(i * NS_PER_S / exactly(w.rate_per_s)) for i in range(num_requests)]
@@ -123,19 +176,70 @@ def times(s: Scenario, num_requests: int) -> list[int]:
 
 
 def from_trace(s: Scenario) -> Workload:
-    """Source "trace": the requests of a file. ``rid`` R7 is the seventh data row, whatever the order of arrival."""
+    """Source "trace": the requests of a file. ``rid`` R7 is the seventh data row, whatever the order of arrival, and of
+    conversations R7.2 the second turn of the seventh."""
     w = s.workload
     c = w.columns
-    how = Reading(w.block_tokens, w.time_unit, c.time, c.prompt, c.output, w.skip_bad_lines)
+    how = Reading(w.block_tokens, w.time_unit, c.time, c.prompt, c.output, w.skip_bad_lines, w.tokenizer, w.num_turns)
     trace = read_trace(w.trace, w.block_tokens, how)
-    stops = Stream(s.seed, "workload.stop")
+    stops, sessions = Stream(s.seed, "workload.stop"), Sessions(s)
+    rows = chosen_rows(trace, w.num_requests or None)
+    heads = [row.number for row in rows if row.follows < 0]
+    at_ns = {row.number: row.at_ns for row in rows}
+    if not trace.timed:
+        at_ns = dict(zip(heads, times(s, len(heads))))
     arrivals, prompts = [], Prompts()
-    for row in trace.rows[: w.num_requests or None]:
+    history: dict[int, int] = {}  # by row, the tokens that its session has come to
+    for row in rows:
+        before = history.get(row.follows, 0)
+        history[row.number] = before + row.input_length + row.output_length
+        prompts.add(before + row.input_length)
         own = own_block(row.number)
-        prompts.add(row.input_length)
-        prompt = prompt_tokens(row.hash_ids or (), w.block_tokens, row.input_length, s.model.vocab_size, own)
-        arrivals.append(sampled_request(s, row.number, prompt, row.at_ns, row.output_length, stops))
-    return Workload(in_order(arrivals), trace.warnings)
+        prompt = prompt_tokens(row.hash_ids or (), trace.block_tokens, row.input_length, s.model.vocab_size, own)
+        made = sampled_request(s, row.number, prompt, at_ns.get(row.number, 0), row.output_length, stops)
+        arrivals.append(made if row.place is None else of_conversation(made, row, sessions))
+    return Workload(in_order(arrivals), (*trace.warnings, *told_of_times(s, trace, rows)))
+
+
+def chosen_rows(trace: Trace, num_requests: int | None) -> list[TraceRow]:
+    """The first so many rows; of conversations, the first so many of them."""
+    rows = list(trace.rows)
+    if num_requests is None or not rows or rows[0].place is None:
+        return rows[:num_requests]
+    return [row for row in rows if row.place is not None and row.place[0] < num_requests]
+
+
+def of_conversation(made: Arrival, row: TraceRow, sessions: Sessions) -> Arrival:
+    assert row.place is not None
+    session, turn = row.place
+    request = replace(made.request, rid=f"R{session + 1}.{turn + 1}")
+    if row.follows < 0:
+        return replace(made, request=request)
+    return replace(made, request=request, at_ns=sessions.think_ns(), follows=f"R{session + 1}.{turn}")
+
+
+def told_of_times(s: Scenario, trace: Trace, rows: list[TraceRow]) -> tuple[str, ...]:
+    """How requests come where the times of the trace do not say it."""
+    w = s.workload
+    told: list[str] = []
+    if trace.timed and w.concurrency:
+        told.append(f"{trace.path}: its times are not used: workload.concurrency {w.concurrency}, so many clients")
+    if not trace.timed and not w.concurrency:
+        rate = "" if w.arrival == "burst" else f", {w.rate_per_s:g} a second"
+        told.append(
+            f"{trace.path}: it has no times; its requests come as workload.arrival {w.arrival!r} says{rate} "
+            "(or give --concurrency)"
+        )
+    sessions = any(row.follows >= 0 for row in rows)
+    if not sessions:
+        unused = [key for key in ("think_time_ms",) if getattr(w, key)]
+        told += [f"workload.{key} has no effect: {trace.path} has no conversations of several turns" for key in unused]
+    if not any(row.place for row in rows):
+        given = [key for key in ("num_turns", "tokenizer") if getattr(w, key) is not None]
+        told += [f"workload.{key} has no effect: {trace.path} has no texts" for key in given]
+    if sessions and s.disaggregation.role == "prefill":
+        raise ScenarioError("workload.num_turns", *NO_ANSWER)
+    return tuple(told)
 
 
 def sampled_request(s: Scenario, index: int, prompt: bytes, at_ns: int, output_length: int, stops: Stream) -> Arrival:
@@ -149,7 +253,8 @@ def sampled_request(s: Scenario, index: int, prompt: bytes, at_ns: int, output_l
         stop_token_ids=(EOS_TOKEN_ID,),
         ignore_eos=w.ignore_eos,
     )
-    return Arrival(request, scaled(s, at_ns), None, output_length, stop_after if stop_after <= output_length else 0)
+    at_ns = 0 if w.concurrency else scaled(s, at_ns)
+    return Arrival(request, at_ns, None, output_length, stop_after if stop_after <= output_length else 0)
 
 
 def scaled(s: Scenario, at_ns: int | Fraction) -> int:

@@ -25,6 +25,8 @@ class TraceRow:
     output_length: int
     hash_ids: tuple[int, ...] | None
     no_output: bool = False  # the trace says that nothing came out; ``output_length`` is 1
+    follows: int = -1  # number of the row of the turn before; then ``input_length`` counts what is new in this one
+    place: tuple[int, int] | None = None  # of conversations: which one, which turn, both from 0
 
 
 @dataclass(frozen=True, slots=True)

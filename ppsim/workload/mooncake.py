@@ -3,7 +3,8 @@
 ``timestamp``: arrival from the start of the trace, in milliseconds if nobody says otherwise (``workload.time_unit``).
 ``input_length``, ``output_length``: tokens.
 ``hash_ids``: one id for each block of the prompt, the last one cut; prompts with equal leading ids share a prefix.
-Other fields are allowed and ignored: newer traces of the family carry some.
+Other fields are allowed and ignored. Other traces of the family: Bailian's (alibaba-edu/qwen-bailian-usagetraces-anon)
+has seconds and blocks of 16 tokens, others have no outputs or no ids.
 """
 
 from __future__ import annotations
@@ -18,46 +19,102 @@ from ppsim.workload.lines import MAX_TIME_NS, BadLines, Line, TraceRow, shown
 from ppsim.workload.times import UNITS, WEEK_NS, ask_for_unit, from_earliest
 
 FIELDS = ("timestamp", "input_length", "output_length", "hash_ids")
+OPTIONAL = ("output_length", "hash_ids")
+SIZES = tuple(2**n for n in range(17))
 OTHER_FILES = {
-    "conversations": "a ShareGPT conversation has no times and no lengths in tokens",
     "traceEvents": "a Chrome or torch trace is no request trace",
-    "input_lens": "the result of a serving benchmark is no request trace",
     "ppsim-recording": "a recorded run is no request trace",
 }
 
 
 def parse_mooncake(
     lines: Sequence[Line], block_tokens: int, unit: str | None, bad: BadLines
-) -> tuple[list[TraceRow], tuple[str, ...]]:
-    """One row a line, in file order. Raises TraceError for the first line that is not one request, and where it is
-    doubtful what the unit of time is."""
+) -> tuple[list[TraceRow], tuple[str, ...], int]:
+    """One row a line in file order, what is told, and the tokens of a block. Raises TraceError for the first line that
+    is not one request, and where it is doubtful what the unit of time is.
+
+    What the first line lacks of the optional fields, all lines may lack; that it does is told.
+    """
+    first = head_of(lines)
+    lacking = [field for field in OPTIONAL if field not in first]
+    told: list[str] = []
+    name = lines[0].path
+    if "hash_ids" in lacking:
+        told.append(f"{name}: it has no hash_ids: no prompt shares a prefix with another")
+    if unit is None and "chat_id" in first and "parent_chat_id" in first:
+        unit = "s"
+        told.append(f"{name}: chat_id and parent_chat_id make it a Bailian trace: its times are seconds")
     rows: list[TraceRow] = []
     fractions: list[int] = []
+    kept: list[Line] = []
     for number, line in enumerate(lines):
-        row = bad.attempt(parse_line, number, line, block_tokens, unit or "ms", fractions)
+        row = bad.attempt(parse_line, number, line, unit or "ms", fractions, lacking)
         if row is not None:
             rows.append(row)
+            kept.append(line)
+    found = block_size(rows, block_tokens)
+    if found != block_tokens:
+        told.append(
+            f"{name}: its prompts have one hash id for {found} tokens, not {block_tokens} (workload.block_tokens)"
+        )
+    whole = [row for row, line in zip(rows, kept) if bad.attempt(check_count, line, row, found) is not None]
     if unit is None:
-        ask_for_unit(lines[0].path, rows, fractions)
-    return from_earliest(lines[0].path, rows, WEEK_NS)
+        ask_for_unit(name, whole, fractions)
+    moved, also = from_earliest(name, whole, WEEK_NS)
+    return moved, (*told, *also), found
 
 
-def parse_line(number: int, line: Line, block_tokens: int, unit: str, fractions: list[int]) -> TraceRow:
+def head_of(lines: Sequence[Line]) -> dict[str, Any]:
+    """The fields of the first line that is a request."""
+    for line in lines:
+        try:
+            record = json_object(line)
+        except TraceError:
+            continue
+        if "timestamp" in record and "input_length" in record:
+            return record
+    return dict.fromkeys(FIELDS)
+
+
+def block_size(rows: Sequence[TraceRow], expected: int) -> int:
+    """Tokens of a hash id: as expected where one row of several blocks has it so, else the power of two that fits all.
+
+    A prompt of L tokens has n ids where a block has from L / n to less than L / (n - 1) tokens.
+    """
+    counted = [(row.input_length, len(row.hash_ids)) for row in rows if row.hash_ids]
+    telling = [(length, n) for length, n in counted if n > 1 or length > expected]
+    if len(counted) < 2 or not telling or any(-(-length // expected) == n for length, n in telling):
+        return expected
+    fitting = [size for size in SIZES if all(-(-length // size) == n for length, n in counted)]
+    return fitting[0] if len(fitting) == 1 else expected
+
+
+def check_count(line: Line, row: TraceRow, block_tokens: int) -> TraceRow:
+    needed = -(-row.input_length // block_tokens)
+    if row.hash_ids is not None and len(row.hash_ids) != needed:
+        raise wrong_count(line, len(row.hash_ids), needed, row.input_length, block_tokens)
+    return row
+
+
+def parse_line(number: int, line: Line, unit: str, fractions: list[int], lacking: Sequence[str] = ()) -> TraceRow:
     record = json_object(line)
     for field in FIELDS:
-        if field not in record:
+        if field not in record and field not in lacking:
             other = next((f"; {why}" for key, why in OTHER_FILES.items() if key in record), "")
             has = shown(", ".join(record)) if record else "no fields"
             raise line.error(field, f"is missing; the line has {has}{other}")
     input_length = line.length("input_length", whole(line, "input_length", record["input_length"]))
-    output_length = line.length("output_length", whole(line, "output_length", record["output_length"]))
+    output = record.get("output_length")
+    no_output = output is None or (output == 0 and not isinstance(output, bool))
+    output_length = 1 if no_output else line.length("output_length", whole(line, "output_length", output))
     row = TraceRow(
         number=number,
         line=line.number,
         at_ns=nanoseconds(line, record["timestamp"], unit),
         input_length=input_length,
         output_length=output_length,
-        hash_ids=block_ids(line, record["hash_ids"], input_length, block_tokens),
+        hash_ids=block_ids(line, record["hash_ids"]) if "hash_ids" in record else None,
+        no_output=no_output,
     )
     if record["timestamp"] % 1:
         fractions.append(line.number)
@@ -98,15 +155,12 @@ def nanoseconds(line: Line, value: object, unit: str) -> int:
     return round(value * UNITS[unit])
 
 
-def block_ids(line: Line, value: object, input_length: int, block_tokens: int) -> tuple[int, ...]:
+def block_ids(line: Line, value: object) -> tuple[int, ...]:
     if not isinstance(value, list):
         raise line.error("hash_ids", f"expected a list of integers, got {as_written(value)}")
     for i, block in enumerate(value):
         if isinstance(block, bool) or not isinstance(block, int) or not 0 <= block < 2**63:
             raise line.error("hash_ids", f"entry {i}: expected an integer from 0 to 2**63-1, got {as_written(block)}")
-    expected = -(-input_length // block_tokens)
-    if len(value) != expected:
-        raise wrong_count(line, len(value), expected, input_length, block_tokens)
     return tuple(value)
 
 

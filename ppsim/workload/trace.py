@@ -9,9 +9,10 @@ file as a whole is at fault.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from importlib.resources import files
@@ -19,9 +20,13 @@ from itertools import pairwise
 from pathlib import Path
 
 from ppsim.errors import TraceError
+from ppsim.workload.dialogues import Dialogues, session_rows
 from ppsim.workload.lines import BadLines, Line, TraceRow, lines_of, lines_one_by_one, shown
 from ppsim.workload.mooncake import json_object, parse_mooncake
+from ppsim.workload.results import Results
 from ppsim.workload.table import DELIMITERS, KNOWN, Layout, Rows, cells_of, parse_csv, settled, told_outputs
+from ppsim.workload.texts import ESTIMATE, counter_of
+from ppsim.workload.times import from_earliest
 
 SHIPPED = "generated_mooncake_like.jsonl"
 GZIP, ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -34,6 +39,8 @@ class Trace:
     path: str
     rows: tuple[TraceRow, ...]
     warnings: tuple[str, ...]
+    timed: bool = True  # False: it has no times, requests come as the workload says
+    block_tokens: int = 512  # of one hash id
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +54,8 @@ class Reading:
     prompt: str | None = None
     output: str | None = None
     skip_bad_lines: bool = False
+    tokenizer: str | None = None  # of texts
+    num_turns: int | None = None  # of a conversation at most
 
     @property
     def layout(self) -> Layout | None:
@@ -72,24 +81,114 @@ def read_trace(path: str | None, block_tokens: int = 512, how: Reading | None = 
         if bad.errors:
             raise bad.errors[0]
         raise TraceError(name, 0, "file", "the file is empty; expected one request a line")
-    rows, told = parsed(name, lines, how, bad)
-    return arranged(name, rows, (*told, *told_outputs(name, rows), *bad.told(name, len(rows))))
+    kind = kind_of(lines, how)
+    if kind in UNTIMED and how.layout is None:
+        found = parse_records(name, lines, kind, how, bad)
+    else:
+        rows, told, size = parsed(name, lines, how, bad)
+        found = Trace(name, tuple(rows), told, True, size)
+    told = (*found.warnings, *told_outputs(name, found.rows), *bad.told(name, len(found.rows)))
+    return replace(arranged(name, list(found.rows), told), timed=found.timed, block_tokens=found.block_tokens)
 
 
-def parsed(name: str, lines: list[Line], how: Reading, bad: BadLines) -> tuple[list[TraceRow], tuple[str, ...]]:
+def kind_of_content(content: bytes) -> str:
+    """What request trace a content is, by its first records; empty where it is none. Never raises."""
+    try:
+        lines = rows_of_text("", unpacked("", content), BadLines(skip=True))
+        if not lines:
+            return ""
+        if lines[0].text.startswith("{"):
+            record = json_object(lines[0])
+            return "Mooncake" if "timestamp" in record and "input_length" in record else kind_of_record(record)
+        layout = known_layout(lines[0])
+        return next((name for name, known in KNOWN.items() if known is layout), "")
+    except TraceError:
+        return ""
+
+
+UNTIMED = ("ShareGPT", "AIPerf inputs", "requests of texts", "bench_serving", "AIPerf")
+
+
+def kind_of(lines: Sequence[Line], how: Reading) -> str:
+    """Of JSON the kind of its first record that can be read; empty for what has a time and lengths, or no JSON."""
+    if not lines[0].text.startswith("{") and not how.skip_bad_lines:
+        return ""
+    for line in lines[:100]:
+        try:
+            record = json_object(line)
+        except TraceError:
+            continue
+        return kind_of_record(record)
+    return ""
+
+
+def kind_of_record(record: Mapping[str, object]) -> str:
+    if "timestamp" in record or "input_length" in record:
+        return ""
+    if "input_lens" in record:
+        return "bench_serving"
+    if "metadata" in record and "metrics" in record:
+        return "AIPerf"
+    if isinstance(record.get("data"), list):
+        return "AIPerf inputs"
+    if "conversations" in record or "conversation" in record:
+        return "ShareGPT"
+    return "requests of texts" if {"prompt", "messages", "text"} & set(record) or "body" in record else ""
+
+
+def parse_records(name: str, lines: Sequence[Line], kind: str, how: Reading, bad: BadLines) -> Trace:
+    """Records that are no timed rows of lengths. Raises TraceError for the first that is not of the file's kind."""
+    dialogues, results = Dialogues(counter_of(how.tokenizer)), Results(name)
+    rows: list[TraceRow] = []
+    groups = [0]
+
+    def read(line: Line) -> list[TraceRow]:
+        record = json_object(line)
+        if kind_of_record(record) != kind:
+            raise line.error("format", f"is not like the lines above ({kind}); it has {shown(', '.join(record))}")
+        if kind == "bench_serving":
+            return results.run(line, record, len(rows))
+        if kind == "AIPerf":
+            return results.request(line, record, len(rows))
+        made: list[TraceRow] = []
+        for turns in dialogues.read(line, record):
+            made += session_rows(line, turns, len(rows) + len(made), groups[0], how.num_turns)
+            groups[0] += 1
+        return made
+
+    for line in lines:
+        rows += bad.attempt(read, line) or []
+    if not rows and not bad.errors:
+        raise TraceError(name, 0, "file", "has no requests that could be served")
+    told = (*dialogues.told(name), *results.told())
+    if kind not in ("bench_serving", "AIPerf") and how.tokenizer is None:
+        told = (f"{name}: {ESTIMATE}", *told)
+    elif kind in ("bench_serving", "AIPerf") and how.tokenizer is not None:
+        told = (f"{name}: workload.tokenizer has no effect: the file has lengths and no texts", *told)
+    timed = kind == "AIPerf" or (kind == "bench_serving" and not results.num_untimed)
+    if results.num_untimed and results.num_untimed < len(rows):
+        raise TraceError(name, 0, "start_times", "some runs have times of their requests, and some have none")
+    if timed:
+        rows, also = from_earliest(name, rows, 7 * 86_400 * 10**9)
+        told += also
+    return Trace(name, tuple(rows), told, timed)
+
+
+def parsed(name: str, lines: list[Line], how: Reading, bad: BadLines) -> tuple[list[TraceRow], tuple[str, ...], int]:
+    """Rows of times and lengths, what is told, and the tokens of a hash id."""
     first = lines[0]
     if first.text.startswith("{") or (how.skip_bad_lines and any(line.text.startswith("{") for line in lines[:100])):
         if how.layout is not None:
-            return parse_objects(name, lines, how.layout, bad)
+            return *parse_objects(name, lines, how.layout, bad), how.block_tokens
         return parse_mooncake(lines, how.block_tokens, how.time_unit, bad)
     if how.layout is not None:
-        return parse_csv(lines, how.layout, bad)
+        return *parse_csv(lines, how.layout, bad), how.block_tokens
     layout = known_layout(first)
     if layout is None:
         raise first.error(
             "format",
-            "expected a JSON object (Mooncake), a header TIMESTAMP,ContextTokens,GeneratedTokens (Azure), BurstGPT's, "
-            f"or --column time=.. prompt=.. output=.., got {shown(first.text)}",
+            "expected a JSON object of a known format, a header TIMESTAMP,ContextTokens,GeneratedTokens (Azure), "
+            f"BurstGPT's, or --column time=.. prompt=.. output=.., got {shown(first.text)}",
         )
     idle: tuple[str, ...] = ()
     if how.time_unit is not None and layout.needs_moments:
@@ -97,7 +196,7 @@ def parsed(name: str, lines: list[Line], how: Reading, bad: BadLines) -> tuple[l
     elif how.time_unit is not None:
         layout = replace(layout, unit=how.time_unit)
     rows, told = parse_csv(lines, layout, bad)
-    return rows, (*idle, *told)
+    return rows, (*idle, *told), how.block_tokens
 
 
 def known_layout(first: Line) -> Layout | None:
@@ -138,11 +237,28 @@ def object_row(reader: Rows, number: int, line: Line) -> TraceRow:
 
 
 def rows_of_text(name: str, content: bytes, bad: BadLines) -> list[Line]:
-    """Lines that are not blank; of a JSON array its elements, each at the line where it begins."""
-    if content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] == b"[":
+    """Lines that are not blank; of a JSON array its elements, each at the line where it begins; one object that goes
+    over several lines is a line of its own."""
+    begins = content.removeprefix(b"\xef\xbb\xbf").lstrip()
+    if begins[:1] == b"[":
         list(lines_of(name, content))  # refuses what is not text
         return elements(name, content.decode("utf-8-sig"))
+    if begins[:1] == b"{" and begins.split(b"\n", 1)[0].rstrip() in (b"{", b'{"data": [', b'{"data":['):
+        found = whole_object(name, content)
+        if found is not None:
+            return [found]
     return list(lines_one_by_one(name, content, bad) if bad.skip else lines_of(name, content))
+
+
+def whole_object(name: str, content: bytes) -> Line | None:
+    """The one JSON object that the file is; None where it is none."""
+    try:
+        text = content.decode("utf-8-sig")
+        begin = past_blanks(text, 0)
+        end = json.JSONDecoder().raw_decode(text, begin)[1]
+    except (ValueError, RecursionError):
+        return None
+    return None if text[end:].strip() else Line(name, text.count("\n", 0, begin) + 1, text[begin:end])
 
 
 def elements(name: str, text: str) -> list[Line]:
@@ -182,15 +298,43 @@ def past_blanks(text: str, at: int) -> int:
 
 
 def unpacked(name: str, content: bytes) -> bytes:
-    """What gzip packed; anything else as it is. Raises TraceError for zstd and for a packed file that is damaged."""
+    """What gzip or zstd packed; anything else as it is. Raises TraceError for a packed file that is damaged."""
     if content.startswith(ZSTD):
-        raise TraceError(name, 0, "file", "is packed with zstd, which ppsim does not read; unpack it first (zstd -d)")
+        return unpack_zstd(name, content)
     if not content.startswith(GZIP):
         return content
     try:
         return gzip.decompress(content)
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(name, 1, "file", f"not a text file, and as gzip it is damaged: {error}") from None
+
+
+def unpack_zstd(name: str, content: bytes) -> bytes:
+    """With the standard library of Python 3.14 or newer, or with the package zstandard."""
+    try:
+        try:
+            from compression.zstd import decompress  # type: ignore[import-not-found, unused-ignore]
+        except ImportError:
+            from zstandard import ZstdDecompressor
+
+            with ZstdDecompressor().stream_reader(io.BytesIO(content), read_across_frames=True) as stream:
+                return checked(stream.read(), content)
+        return bytes(decompress(content))
+    except ImportError:
+        what = "is packed with zstd, and nothing here reads that: pip install zstandard, or unpack it first (zstd -d)"
+        raise TraceError(name, 0, "file", what) from None
+    except Exception as error:  # each library has a class of its own for damage
+        raise TraceError(name, 0, "file", f"as zstd it is damaged: {error} (zstd -d says more)") from None
+
+
+def checked(text: bytes, content: bytes) -> bytes:
+    """zstandard takes a frame that breaks off for one that ends."""
+    from zstandard import frame_content_size
+
+    size = frame_content_size(content)
+    if len(text) < size or (size < 0 and not text):
+        raise ValueError(f"it breaks off after {len(text)} bytes")
+    return text
 
 
 def load(path: str | None) -> bytes:

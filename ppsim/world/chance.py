@@ -42,7 +42,8 @@ def decided(workload: Workload, chance: Chance, choices: Choices) -> Workload:
     """The workload with what chance leaves open decided: when each item comes, and where a request stops."""
     arrivals = [arrival_of(arrival, chance, choices) for arrival in workload.arrivals]
     controls = tuple(control_of(control, chance, choices) for control in workload.controls)
-    return replace(workload, arrivals=in_order(arrivals), controls=controls)
+    ordered = tuple(arrivals) if workload.concurrency else in_order(arrivals)  # clients keep to their order
+    return replace(workload, arrivals=ordered, controls=controls)
 
 
 def arrival_of(arrival: Arrival, chance: Chance, choices: Choices) -> Arrival:
@@ -53,7 +54,7 @@ def arrival_of(arrival: Arrival, chance: Chance, choices: Choices) -> Arrival:
     if chance.stops and not request.ignore_eos and not stop_after:
         stop_after = below(choices, f"stop {request.rid}", arrival.output_length)
         request = replace(request, stop_token_ids=(EOS_TOKEN_ID,))
-    return Arrival(request, at_ns, at_iteration, arrival.output_length, stop_after)
+    return replace(arrival, request=request, at_ns=at_ns, at_iteration=at_iteration, stop_after=stop_after)
 
 
 def control_of(control: Control, chance: Chance, choices: Choices) -> Control:

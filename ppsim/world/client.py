@@ -1,18 +1,20 @@
 """The clients: what arrives when, what the sampler would say, and what the first rank answers.
 
-Arrivals are fixed before the run, so an idle first rank can jump straight to the next one instead of polling through
-virtual time. A request that names an iteration is read exactly there.
+An idle first rank jumps straight to the next arrival instead of polling through virtual time: nothing else can come,
+for what answers bring has been sent when the answers were. A request that names an iteration is read exactly there.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 from zlib import crc32
 
+from ppsim.core.effects import Reply
 from ppsim.core.messages import Input, Shutdown
 from ppsim.scenario.tree import Scenario
 from ppsim.workload import EOS_TOKEN_ID, Workload
-from ppsim.workload.arrivals import by_moment
+from ppsim.workload.clients import Clients, Sent
 
 NS_PER_US = 1000
 FIRST_TOKEN_ID = 4  # ids below are special
@@ -29,38 +31,41 @@ class Client(Protocol):
         """When the next input comes that names a time; None if there is none."""
         ...
 
+    def replied(self, reply: Reply, now_ns: int) -> Sequence[Sent]:
+        """A reply reached its client: what is sent because of it."""
+        ...
 
-class WorkloadClient:
+    def told(self) -> tuple[str, ...]:
+        """What the user should know once the run is over."""
+        ...
+
+
+class WorkloadClient(Clients):
     """Requests and controls of a workload, by time and by iteration; in one iteration the requests come first."""
 
     def __init__(self, workload: Workload, idle_poll_us: float) -> None:
-        items: list[tuple[int | None, int | None, Input]] = [
-            *((a.at_iteration, a.at_ns, a.request) for a in workload.arrivals),
-            *((c.at_iteration, c.at_ns, c.input) for c in workload.controls),
-        ]
-        self.by_iteration = by_moment([(at, item) for at, _, item in items if at is not None])
-        self.by_time = by_moment([(at or 0, item) for iteration, at, item in items if iteration is None])
+        super().__init__(workload)
         self.poll_ns = round(idle_poll_us * NS_PER_US)
 
     def ingest(self, iteration: int, idle: bool, now_ns: int) -> tuple[tuple[Input, ...], int]:
-        due = self._due(iteration, now_ns)
+        due = self.due(iteration, now_ns)
         if due or not idle or self.by_iteration:
             return due, now_ns
         if not self.by_time:
             return (Shutdown(),), now_ns
-        wait = self.by_time[0][0] - now_ns
-        now_ns += -(-wait // self.poll_ns) * self.poll_ns if self.poll_ns else wait
-        return self._due(iteration, now_ns), now_ns
+        now_ns = self.polled_ns(self.by_time[0][0], now_ns)
+        return self.due(iteration, now_ns), now_ns
+
+    def polled_ns(self, at_ns: int, now_ns: int) -> int:
+        """The first look of an idle rank that is not before ``at_ns``."""
+        wait = at_ns - now_ns
+        return now_ns + (-(-wait // self.poll_ns) * self.poll_ns if self.poll_ns else wait)
+
+    def is_due(self, now_ns: int) -> bool:
+        return bool(self.by_time) and self.by_time[0][0] <= now_ns
 
     def next_ns(self) -> int | None:
         return self.by_time[0][0] if self.by_time else None
-
-    def _due(self, iteration: int, now_ns: int) -> tuple[Input, ...]:
-        due: list[Input] = []
-        for queue, limit in ((self.by_iteration, iteration), (self.by_time, now_ns)):
-            while queue and queue[0][0] <= limit:
-                due.append(queue.popleft()[1])
-        return tuple(due)
 
 
 class ReplayClient:
@@ -78,6 +83,12 @@ class ReplayClient:
 
     def next_ns(self) -> int | None:
         return None
+
+    def replied(self, reply: Reply, now_ns: int) -> Sequence[Sent]:
+        return ()  # what it led to is among the inputs
+
+    def told(self) -> tuple[str, ...]:
+        return ()
 
 
 class Sampler:

@@ -24,6 +24,7 @@ from ppsim.core.tokens import count
 from ppsim.cost.stage import StageCost
 from ppsim.scenario.hicache import local_host_tokens
 from ppsim.scenario.tree import Scenario
+from ppsim.workload.clients import Sent
 from ppsim.world.bound import Bound
 from ppsim.world.chance import allocated, clock_skew_ms, pauses
 from ppsim.world.network import Parcel
@@ -329,11 +330,18 @@ class SimulatedRank:
     # --- the rank's surroundings -------------------------------------------------------------------------------
 
     def _ingest(self, effect: fx.Ingest) -> Any:
+        return self._await_copies() or self._read_inputs(effect)
+
+    def _await_copies(self) -> Pending | None:
+        """With nothing to do but to wait for copies between the tiers, the clock goes to where looking can help."""
         if self.tiers is not None and (self.tiers.nothing_else_to_do() or self.tiers.time_stands_still()):
             if self.env.now < self.now:
                 return BEHIND
             self.now = self.tiers.wake_up_ns()
             self.setting.watch.empty_iterations = 0  # no livelock: time goes on
+        return None
+
+    def _read_inputs(self, effect: fx.Ingest) -> Any:
         if self.setting.audit is not None:
             self.setting.audit.between(self)
         inputs, self.now = self.setting.client.ingest(effect.iteration, effect.idle, self.now)
@@ -421,6 +429,16 @@ class SimulatedRank:
             raise InvariantViolation("INV-61", self.rank_id, rank.iteration, rank.slot, effect.rid, text)
         self.setting.recording.reply(self.now, effect)
         self.setting.watch.replied(effect, self.rank.iteration, self.rank.slot)
+        self._tell_client(effect)
+
+    def _tell_client(self, effect: fx.Reply) -> None:
+        """The answer is with its client, which may send the next request at once."""
+        for sent in self.setting.client.replied(effect, self.now):
+            self._sent(self.setting, sent)
+
+    def _sent(self, setting: Setting, sent: Sent) -> None:
+        at_ns, request = sent
+        setting.recording.arrival(request.rid, at_ns, count(request.prompt), request.max_new_tokens)
 
     def _decided(self, effect: fx.Decided) -> None:
         decision = effect.decision

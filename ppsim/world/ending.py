@@ -151,6 +151,8 @@ def failed(invariant: str, simulated: SimulatedRank, text: str) -> Verdict:
 def warn_of_what_had_no_effect(setting: Setting) -> None:
     """Requests of a trace that could never run, and aborts that named nobody: counted, and the user is told once."""
     recording = setting.recording
+    for sentence in setting.client.told():
+        recording.warn(sentence)
     arrived = {a.rid for a in recording.arrivals}
     refused = [r for r in recording.replies if r.status == "refused" and r.rid in arrived]
     if refused:

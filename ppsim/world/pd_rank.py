@@ -17,8 +17,9 @@ from ppsim.core import effects as fx
 from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.rank import Rank
 from ppsim.core.timeouts import last_moment_ms
+from ppsim.workload.clients import Sent
 from ppsim.world.client import WorkloadClient
-from ppsim.world.driver import BEHIND, BLOCKED, NS_PER_MS, SimulatedRank, unknown
+from ppsim.world.driver import BEHIND, BLOCKED, NS_PER_MS, Pending, SimulatedRank, unknown
 from ppsim.world.pd_pages import PageGuard
 from ppsim.world.pd_rooms import Write
 from ppsim.world.pd_sides import PREFILL
@@ -42,6 +43,8 @@ class PipelineRank(SimulatedRank):
         self.num_writes: dict[int, int] = {}  # by room
         self.guard = PageGuard(self, transfers)
         self.nap = Nap(self)
+        self.told_by: WorkloadClient | None = None  # the clients whose answers bring requests to this side too
+        self.awaited: fx.Ingest | None = None  # the visit whose copies between the tiers have been awaited
 
     def run(self) -> Generator[Event, None, None]:
         """The SimPy process; an error that ends the run belongs to this side, unless it says otherwise."""
@@ -58,10 +61,72 @@ class PipelineRank(SimulatedRank):
             pending = self.nap.before(effect.iteration)
             if pending is not None:
                 return pending
-        inputs = super()._ingest(effect)
+        pending = self._copies_are_awaited(effect) or self._hears_of_requests(effect.idle)
+        if pending is not None:
+            return pending
+        inputs = self._read_inputs(effect)
         if inputs or effect.idle:
             self.nap.stirred()
         return inputs
+
+    def _copies_are_awaited(self, effect: fx.Ingest) -> Pending | None:
+        """Once a visit, however often it has to wait for the other side."""
+        if self.awaited is effect:
+            return None
+        pending = self._await_copies()
+        self.awaited = effect if pending is None else None
+        return pending
+
+    def _hears_of_requests(self, idle: bool) -> Pending | None:
+        """Prefill side of a closed loop: the decode side's answers bring requests here too. So its inputs are read once
+        the other side has come to this instant, and where it is idle it looks again when a request has come."""
+        client = self.setting.client
+        if self.told_by is None or not isinstance(client, WorkloadClient):
+            return None
+        if self.env.now < self.now:
+            return BEHIND
+        if not idle or client.by_iteration or client.is_due(self.now):
+            return None
+        if self.env.now > self.now:  # it has looked in vain meanwhile
+            self.now = client.polled_ns(int(self.env.now), self.now)
+            return self._hears_of_requests(idle)
+        if not client.by_time and not self.told_by.expects:
+            return None
+        half_ns = round(self.scenario.run.watchdog_ms * NS_PER_MS) // 2
+        due = [client.by_time[0][0]] if client.by_time else []
+        if half_ns:
+            due.append(self.now + half_ns)  # waiting for clients is no stall
+        if due:
+            self.wakes_at(min(due))
+        return BLOCKED
+
+    def wakes_at(self, at_ns: int) -> None:
+        alarm = self.env.timeout(max(0, at_ns - int(self.env.now)))
+        alarm.callbacks.append(lambda _: self.wake())
+
+    @property
+    def waits_for_clients(self) -> bool:
+        """It is idle, and it is the other side's turn."""
+        return self.told_by is not None and isinstance(self.effect, fx.Ingest) and self.effect.idle and not self.done
+
+    def _tell_client(self, effect: fx.Reply) -> None:
+        if self.side == PREFILL:
+            return  # clients read the decode side's answers
+        super()._tell_client(effect)
+        first = self.setting.peer.ranks[0] if self.setting.peer is not None else None
+        if isinstance(first, PipelineRank) and first.told_by is not None and effect.status != "token":
+            first.wake()
+
+    def _sent(self, setting: Setting, sent: Sent) -> None:
+        """A request goes to both sides."""
+        super()._sent(setting, sent)
+        if setting is self.setting and setting.peer is not None:
+            peer, first = setting.peer, setting.peer.ranks[0]
+            assert isinstance(peer.client, WorkloadClient)
+            assert isinstance(first, PipelineRank)
+            peer.client.put(sent)
+            super()._sent(peer, sent)
+            first.nap.expects(sent.at_ns)
 
     def _decided(self, effect: fx.Decided) -> None:
         if effect.decision.iteration == 0:  # nothing has been freed before
@@ -240,9 +305,14 @@ class Nap:
         self.sleeps = True
         self.due_ns = self._next_due_ns()
         if self.due_ns is not None:
-            alarm = self.r.env.timeout(max(0, self.due_ns - self.r.env.now))
-            alarm.callbacks.append(lambda _: self.r.wake())
+            self.r.wakes_at(self.due_ns)
         return BLOCKED
+
+    def expects(self, at_ns: int) -> None:
+        """A request will come at that instant."""
+        if self.sleeps and (self.due_ns is None or at_ns < self.due_ns):
+            self.due_ns = at_ns
+            self.r.wakes_at(at_ns)
 
     def _next_due_ns(self) -> int | None:
         """When something happens by itself: an arrival, a limit, the watchdog's patience, news from the store."""

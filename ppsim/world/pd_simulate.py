@@ -25,6 +25,7 @@ from ppsim.scenario.warn import without_effect
 from ppsim.workload import Workload
 from ppsim.world.chance import AskedOnce
 from ppsim.world.choices import Choices
+from ppsim.world.client import WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_what_had_no_effect
 from ppsim.world.marks import iteration_at
@@ -105,9 +106,25 @@ def build(
         watch_patience(setting)
     sides = Sides(settings[PREFILL], settings[DECODE], transfers, [])
     sides.decode.peer, sides.decode.recording.peer = sides.prefill, sides.prefill.recording
+    join_clients(sides)
     transfers.on_change = Changes(sides)
     transfers.on_write = sides.landed.append
     return sides
+
+
+TURNAROUND_NS = 1  # an answer is read on one server's clock, and the next request is read on another one's
+
+
+def join_clients(sides: Sides) -> None:
+    """Where answers bring requests, those of the decode side bring them to both."""
+    listening, answered = sides.prefill.client, sides.decode.client
+    first = sides.prefill.ranks[0]
+    assert isinstance(listening, WorkloadClient)
+    assert isinstance(answered, WorkloadClient)
+    assert isinstance(first, PipelineRank)
+    if answered.answers_matter:
+        answered.turnaround_ns = TURNAROUND_NS
+        first.told_by = answered
 
 
 def prepare_side(
@@ -160,7 +177,9 @@ def run(env: Environment, sides: Sides) -> Verdict:
     except Stuck as stuck:
         return stuck.verdict
     warn_of_what_had_no_effect(sides.decode)
-    for side in SIDES:
+    first = sides.prefill.ranks[0]
+    assert isinstance(first, PipelineRank)
+    for side in reversed(SIDES) if first.waits_for_clients else SIDES:  # who waits for an answer is not at fault
         stuck_for_ever = asleep(sides.of(side)) or deadlock(sides.of(side))
         if stuck_for_ever is not None:
             return named(side, root_cause(stuck_for_ever, sides.of(side)))

@@ -21,7 +21,7 @@ from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
 from ppsim.scenario.warn import start_warnings, without_effect
-from ppsim.workload import Workload, build_workload
+from ppsim.workload import Arrival, Workload, build_workload
 from ppsim.workload.facts import Facts
 from ppsim.world.audit import Audit
 from ppsim.world.chance import decided, failing
@@ -123,14 +123,15 @@ def prepare(
     """Everything the ranks share. The workload is the scenario's unless another one is given."""
     workload = workload or decided(build_workload(scenario), scenario.chance, choices)
     if given.inputs_by_iteration is None:
-        check_requests_fit(scenario, [a.request for a in workload.arrivals])
+        check_requests_fit(scenario, workload.whole_requests())
     cluster = scenario.cluster
     recording = Recording(cluster.pp_size, tp_replicas=cluster.tp_replicas, name=scenario.name, seed=scenario.seed)
     for message in (*start_warnings(scenario), *workload.warnings):
         recording.warn(message)
-    for a in workload.arrivals:
-        if a.at_ns is not None:  # a request that names an iteration arrives when it is read
-            recording.arrival(a.request.rid, a.at_ns, count(a.request.prompt), a.request.max_new_tokens)
+    recording.concurrency = workload.concurrency
+    at_times = [a for a in workload.opening if a.at_ns is not None]
+    for a in at_times:  # a request that names an iteration arrives when it is read
+        recording.arrival(a.request.rid, a.at_ns or 0, count(a.request.prompt), a.request.max_new_tokens)
     watch = Watch(
         cluster.pp_size * cluster.tp_replicas,
         scenario.run.check,
@@ -153,8 +154,15 @@ def prepare(
         marks=None if scenario.disaggregation.role == "plain" else Marks(cluster.pp_size * cluster.tp_replicas),
         failing=failing(workload, scenario.chance, choices),
         store_lag_ns=round(scenario.disaggregation.store_lag_us * 1000),
-        scripted=frozenset(a.request.rid for a in workload.arrivals if a.at_ns is None),
+        scripted=read_when_they_arrive(workload, at_times, given),
     )
+
+
+def read_when_they_arrive(workload: Workload, at_times: list[Arrival], given: Given) -> frozenset[str]:
+    """Requests that arrive when they are read: those that name an iteration, in a replay what answers have led to."""
+    if given.inputs_by_iteration is None:
+        return frozenset(a.request.rid for a in workload.arrivals if a.at_ns is None)
+    return frozenset(a.request.rid for a in workload.arrivals) - frozenset(a.request.rid for a in at_times)
 
 
 def client_of(scenario: Scenario, workload: Workload, given: Given) -> Client:

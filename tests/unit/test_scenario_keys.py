@@ -79,6 +79,12 @@ GENERATED = {
     "workload.input_length": {"kind": "fixed", "value": 20, "max": 64},
     "workload.output_length": {"kind": "fixed", "value": 4},
 }
+SESSIONS = {
+    **{key: value for key, value in GENERATED.items() if key != "workload.num_requests"},
+    "workload.num_sessions": 2,
+    "workload.num_turns": 2,
+    "workload.think_time_ms": 7.0,
+}
 ROOFLINE = {
     "cluster.pp_size": 2,
     "cost.source": "roofline",
@@ -621,6 +627,14 @@ KEYS: dict[str, Case] = {
     "workload.num_chunks": Case(
         {**QUADRATIC, "workload.requests": [], "workload.source": "chunks"}, {"workload.num_chunks": 3}
     ),
+    "workload.tokenizer": Case(
+        {**TRACE, "workload.trace": str(DATA / "talk.json")}, {"workload.tokenizer": str(DATA / "words_tokenizer.json")}
+    ),
+    "workload.concurrency": Case(GENERATED, {"workload.concurrency": 3}),
+    "workload.num_sessions": Case(SESSIONS, {"workload.num_sessions": 3}),
+    "workload.num_turns": Case(SESSIONS, {"workload.num_turns": 3}),
+    "workload.think_time_ms": Case(SESSIONS, {"workload.think_time_ms": 3.0}),
+    "workload.think_time": Case(SESSIONS, {"workload.think_time": "exponential"}),
     "workload.num_requests": Case(GENERATED, {"workload.num_requests": 9}),
     "workload.arrival": Case(GENERATED, {"workload.arrival": "fixed"}),
     "workload.rate_per_s": Case(GENERATED, {"workload.rate_per_s": 60.0}),
@@ -729,6 +743,13 @@ for leaf, case in LENGTHS.items():
     KEYS[f"workload.output_length.{leaf}"] = Case(
         base, {"workload.output_length": {**base["workload.output_length"], leaf: small}}
     )
+
+TURNS = {"mean": LOGNORMAL, "sigma": LOGNORMAL, "min": UNIFORM, "max": UNIFORM}
+for leaf, case in LENGTHS.items():
+    dist = TURNS.get(leaf, GENERATED)["workload.input_length"]
+    turned = {**SESSIONS, "workload.turn_input_length": dist}
+    change = {"workload.turn_input_length": {**dist, **case.change}}
+    KEYS[f"workload.turn_input_length.{leaf}"] = Case(turned, change)
 
 TWO_KEYS = {"workload.aborts.abort_all": {"workload.aborts.rid"}}
 """Keys that exclude another one, which has to change with them."""
