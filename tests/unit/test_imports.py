@@ -47,7 +47,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), set()),
     "cost": ({"core"}, {"numpy"}),
     "scenario": ({"core", "cost"}, {"pydantic", "numpy"}),
-    "workload": ({"core", "cost", "scenario"}, {"numpy"}),
+    "workload": ({"core", "cost", "scenario"}, {"numpy", "tokenizers", "zstandard", "compression"}),
     "recording": ({"core", "cost"}, {"tomli_w", "numpy"}),
     "sglang": ({"core", "cost", "scenario"}, {"yaml"}),
     "planted": ({"core"}, set()),
