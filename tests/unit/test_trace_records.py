@@ -335,10 +335,13 @@ def test_zstd_without_a_library_says_what_to_install(tmp_path: Path) -> None:
     assert "pip install zstandard" in done.stderr
 
 
-@pytest.mark.parametrize("cut", [1, 10])
+@pytest.mark.parametrize("cut", [1, 10, 100_000, 200_000])
 def test_a_zstd_file_that_breaks_off_is_refused(tmp_path: Path, cut: int) -> None:
     zstandard = pytest.importorskip("zstandard")
-    content = zstandard.ZstdCompressor().compress(b'{"prompt": "a"}\n' * 5000)
+    rng = random.Random(3)
+    rows = "\n".join(f'{{"prompt": "{rng.getrandbits(400):x}"}}' for _ in range(6000))
+    content = zstandard.ZstdCompressor().compress(rows.encode())
+    assert len(content) > 250_000
     (tmp_path / "t").write_bytes(content[:-cut])
     with pytest.raises(TraceError, match="zstd"):
         read_trace(str(tmp_path / "t"))

@@ -139,6 +139,7 @@ def test_littles_law(role: str, num_clients: int) -> None:
     assert Fraction(area, elapsed) == rate * latency
     told = summarize(r, PASS)["concurrency"]
     assert told["clients"] == num_clients
+    assert told["max"] == num_clients == most_in_flight(r)
     assert told["mean"] == pytest.approx(float(Fraction(area, elapsed)), rel=1e-12)
     # each answer is followed at once: all clients are busy until no request is left
     full = [t for t in events if t < max(b for b, _ in times)]
@@ -291,6 +292,22 @@ def test_a_decode_server_that_stands_still_is_named_and_not_the_prefill_side_tha
 def test_a_pair_whose_answers_take_long_is_no_stall() -> None:
     changes = {"workload.concurrency": 1, "workload.requests": requests(3, output=400)}
     passed_pair({**changes, "run.watchdog_ms": 50.0})
+
+
+def test_a_request_is_read_on_the_prefill_side_as_soon_as_it_has_come() -> None:
+    """R1 is answered while the 200 chunks of R2 are computed, with nothing to ask the other side meanwhile: the first
+    rank could run ahead through all of them. A visit takes about a millisecond."""
+    long = {"rid": "R2", "prompt": 800, "output": 1, "ignore_eos": True}
+    changes = {"workload.concurrency": 2, "workload.requests": [*requests(1, output=40), long]}
+    changes["workload.requests"] += [{**requests(1)[0], "rid": rid} for rid in ("R3", "R4", "R5")]
+    result = passed_pair(changes)
+    sides = [result.recording, result.recording.peer]
+    for recording in sides:
+        assert recording is not None
+        read = {item.rid: r.time_ns for r in recording.ingestions for item in r.inputs if item.kind == "new"}
+        assert len(read) == 5
+        late = {a.rid: read[a.rid] - a.at_ns for a in recording.arrivals}
+        assert all(0 <= wait <= 2 * MS for wait in late.values()), late
 
 
 def test_prompts_are_counted_whole() -> None:
