@@ -24,11 +24,11 @@ from typing import TYPE_CHECKING, Any
 
 from executor.status import CODE, EFFECTS, NUM_CELLS, STARTING, Status
 from ppsim.core.effects import AwaitTokens, Commit, Ingest, Launch, Recv, Send
+from ppsim.core.outcome import Stand
 from ppsim.core.progress import Standing, first_without_progress, state_lines
 from ppsim.core.rank import Rank
 from ppsim.errors import EXIT_LIVENESS
 from ppsim.recording import Recording, Verdict
-from ppsim.recording.schema import Stand
 from ppsim.scenario import Scenario
 
 if TYPE_CHECKING:

@@ -9,12 +9,12 @@ from ppsim.core.errors import CoreError, InvariantViolation, ProtocolError
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
 from ppsim.core.messages import Input
+from ppsim.core.outcome import VerdictKind
 from ppsim.core.progress import queue_lines
 from ppsim.core.tokens import count
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
 from ppsim.planted import hooks_for
 from ppsim.recording import PASS, Recording, Verdict
-from ppsim.recording.schema import VerdictKind
 from ppsim.scenario.fit import check_requests_fit
 from ppsim.scenario.layers import hidden_bytes_per_token
 from ppsim.scenario.rank import local_capacity_tokens, rank_config

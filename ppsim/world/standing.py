@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppsim.recording.schema import Stand
+from ppsim.core.outcome import Stand
 from ppsim.world.driver import SimulatedRank
 from ppsim.world.ending import describe
 from ppsim.world.setting import Setting
