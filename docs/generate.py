@@ -8,8 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from ppsim.check.invariants import INVARIANTS, RULES, Invariant
 from ppsim.core.hooks import Hooks
-from ppsim.core.invariants import INVARIANTS, RULES, Invariant
 from ppsim.planted import all_bugs
 
 HERE = Path(__file__).resolve().parent

@@ -23,9 +23,9 @@ from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING, Any
 
 from executor.status import CODE, EFFECTS, NUM_CELLS, STARTING, Status
+from ppsim.check.progress import Standing, first_without_progress, state_lines
 from ppsim.core.effects import AwaitTokens, Commit, Ingest, Launch, Recv, Send
 from ppsim.core.outcome import Stand
-from ppsim.core.progress import Standing, first_without_progress, state_lines
 from ppsim.core.rank import Rank
 from ppsim.errors import EXIT_LIVENESS
 from ppsim.recording import Recording, Verdict

@@ -101,7 +101,7 @@ def probes(as_json: JsonOption = False) -> int:
 @guarded
 def invariants(as_json: JsonOption = False) -> int:
     """The invariants of lockstep, the rules of bug reports after them, and who checks each."""
-    from ppsim.core.invariants import BY_NAME
+    from ppsim.check.invariants import BY_NAME
 
     if as_json:
         print(json.dumps([{"name": i.name, "statement": i.statement, "owner": i.owner} for i in BY_NAME.values()]))

@@ -32,7 +32,7 @@ class ProtocolError(CoreError):
 
 
 class InvariantViolation(CoreError):
-    """A numbered invariant does not hold (``invariants.py``)."""
+    """A numbered invariant does not hold (``ppsim.check.invariants``)."""
 
     def __init__(self, invariant: str, rank: int, iteration: int, slot: int, rid: str, detail: str) -> None:
         super().__init__(invariant, rank, iteration, slot, rid, detail)

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ppsim.check.progress import describe
 from ppsim.core.effects import Effect, Ingest
-from ppsim.core.progress import describe
 from ppsim.errors import EXIT_LIVENESS, EXIT_UNKNOWN
 from ppsim.world.watch import StopRun
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from simpy import Environment
 
+from ppsim.check.progress import queue_lines
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import CoreError
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
-from ppsim.core.progress import queue_lines
 from ppsim.errors import EXIT_LIVENESS, ScenarioError
 from ppsim.recording import PASS, Verdict
 from ppsim.scenario.check import decode_stages

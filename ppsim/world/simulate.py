@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ppsim.check.progress import queue_lines
 from ppsim.core.errors import CoreError, InvariantViolation, ProtocolError
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
 from ppsim.core.messages import Input
 from ppsim.core.outcome import VerdictKind
-from ppsim.core.progress import queue_lines
 from ppsim.core.tokens import count
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
 from ppsim.planted import hooks_for

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ppsim.check.lockstep import Lockstep
 from ppsim.core.effects import Decision, Harvest, Reply
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import FlushCache, Input, NewRequest, Shutdown
 from ppsim.core.tokens import count
 from ppsim.errors import EXIT_LIVENESS, EXIT_UNKNOWN, PpsimError
-from ppsim.world.lockstep import Lockstep
 
 MAX_EMPTY_ITERATIONS = 20_000
 """Iterations of the first rank without any batch, while requests wait, that count as a livelock."""

@@ -19,8 +19,8 @@ from typing import Any
 
 from simpy import Event
 
+from ppsim.check.progress import Standing, describe, first_without_progress, state_lines
 from ppsim.core.effects import Ingest
-from ppsim.core.progress import Standing, describe, first_without_progress, state_lines
 from ppsim.errors import EXIT_LIVENESS, PpsimError
 from ppsim.recording import Verdict
 from ppsim.world.driver import SimulatedRank

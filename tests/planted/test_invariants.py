@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ppsim.core.invariants import BY_NAME, INVARIANTS
+from ppsim.check.invariants import BY_NAME, INVARIANTS
 from ppsim.planted import all_bugs, hooks_for
 from ppsim.recording import Verdict
 from tests.worlds.making import requests, run

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ppsim.check.lockstep import Lockstep
 from ppsim.core.agreed import Agreed
 from ppsim.core.effects import Harvest
 from ppsim.core.errors import InvariantViolation
@@ -24,7 +25,6 @@ from ppsim.core.tokens import pack
 from ppsim.planted import hooks_for
 from ppsim.planted.plans import before, behind, does, replaced
 from ppsim.recording import Verdict
-from ppsim.world.lockstep import Lockstep
 from ppsim.world.simulate import Given
 from tests.worlds.making import requests, run
 
