@@ -9,9 +9,6 @@ look at the first rank's requests or at a rank's own clock, change nothing, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from ppsim.core.effects import Decided, Decision, Recv
 from ppsim.core.messages import Lane
 from ppsim.world.driver import SimulatedRank
@@ -26,12 +23,11 @@ def watch_patience(setting: Setting) -> None:
     """Attach what the scenario asks for. Call before the ranks start."""
     run = setting.scenario.run
     if run.max_wait_iterations:
-        first = setting.ranks[0]
-        first.handlers[Decided] = Movement(first, run.max_wait_iterations).watched(first.handlers[Decided])
+        Movement(setting.ranks[0], run.max_wait_iterations).watch()
     if run.max_agreement_wait_ms:
         for simulated in setting.ranks:
             limit_ns = round(run.max_agreement_wait_ms * NS_PER_MS)
-            simulated.handlers[Recv] = bounded(simulated, limit_ns, simulated.handlers[Recv])
+            Agreements(simulated, limit_ns).watch()
 
 
 class Movement:
@@ -41,13 +37,9 @@ class Movement:
         self.r, self.limit = r, limit
         self.last: dict[str, tuple[object, int]] = {}  # rid -> (arrival and state, iteration)
 
-    def watched(self, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def decided(effect: Decided) -> Any:
-            reply = handler(effect)
-            self.look(effect.decision)
-            return reply
-
-        return decided
+    def watch(self) -> None:
+        """Hang it on the rank."""
+        self.r.observers.after(lambda effect, _: self.look(effect.decision), Decided)
 
     def look(self, decision: Decision) -> None:
         """Raises InvariantViolation for the request that has waited longest, if that is too long."""
@@ -68,15 +60,24 @@ class Movement:
             fail("INV-69", self.r, rid, text)
 
 
-def bounded(r: SimulatedRank, limit_ns: int, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A receive whose wait inside an agreement is measured; a message that carries data is not one."""
+class Agreements:
+    """How long a rank stands still inside an agreement; a message that carries data is none."""
 
-    def received(effect: Recv) -> Any:
-        before = r.now
-        reply = handler(effect)
-        if r.now - before > limit_ns and effect.lane is not Lane.TENSOR and r.phase().startswith(AGREEMENT_PHASES):
-            text = f"it waits {(r.now - before) / NS_PER_MS:g} ms for rank {effect.src} in phase {r.phase()}, "
-            fail("INV-72", r, "", text + f"at most {limit_ns / NS_PER_MS:g} ms are allowed")
-        return reply
+    def __init__(self, r: SimulatedRank, limit_ns: int) -> None:
+        self.r, self.limit_ns = r, limit_ns
+        self.since_ns = 0  # when it has begun to receive
 
-    return received
+    def watch(self) -> None:
+        """Hang it on the rank."""
+        self.r.observers.before(self.begins, Recv)
+        self.r.observers.after(self.ends, Recv)
+
+    def begins(self, effect: Recv) -> None:
+        self.since_ns = self.r.now
+
+    def ends(self, effect: Recv, _: object) -> None:
+        """Raises InvariantViolation if it took too long."""
+        r, waited_ns = self.r, self.r.now - self.since_ns
+        if waited_ns > self.limit_ns and effect.lane is not Lane.TENSOR and r.phase().startswith(AGREEMENT_PHASES):
+            text = f"it waits {waited_ns / NS_PER_MS:g} ms for rank {effect.src} in phase {r.phase()}, "
+            fail("INV-72", r, "", text + f"at most {self.limit_ns / NS_PER_MS:g} ms are allowed")

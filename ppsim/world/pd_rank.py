@@ -98,10 +98,8 @@ class PipelineRank(SimulatedRank):
             age_ns = hooks.store_age_ns(lag_ns, peer.rank_id, self.rank.iteration)
             sender = self.transfers.sender(peer.rank_id, self._room(rid))
             statuses.append(sender.status_before(self.now if peer is self else self.now - age_ns))
-        value = hooks.store_decision(statuses)
-        if self.setting.audit is not None:
-            self.setting.audit.store_read(self, rid, statuses, value)
-        return value
+        self.stored[rid] = statuses
+        return hooks.store_decision(statuses)
 
     def _first_token(self, rid: str) -> int:
         """What came with the last write of every sender; they all sent the same."""

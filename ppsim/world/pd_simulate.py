@@ -28,15 +28,14 @@ from ppsim.world.choices import Choices
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_what_had_no_effect
 from ppsim.world.marks import iteration_at
-from ppsim.world.patience import watch_patience
 from ppsim.world.pd_rank import PipelineRank
 from ppsim.world.pd_rooms import End, Peers, Write
 from ppsim.world.pd_sides import DECODE, PREFILL, SIDES, SideChoices, one_side, shared_workload
 from ppsim.world.pd_transfer import TransferRules, Transfers
 from ppsim.world.setting import Setting
-from ppsim.world.simulate import Given, SimulationResult, prepare, verdict_of
+from ppsim.world.simulate import Given, SimulationResult, prepare, verdict_of, watch_ranks
 from ppsim.world.watch import StopRun
-from ppsim.world.watchdog import Stuck, watch_for_stalls
+from ppsim.world.watchdog import Stuck
 
 
 @dataclass(slots=True)
@@ -101,8 +100,7 @@ def build(
             for tp_rank in range(mine.cluster.tp_replicas):
                 rank = build_rank(rank_config(mine, pp_rank, tp_rank), hooks(pp_rank, tp_rank))
                 setting.ranks.append(PipelineRank(env, setting, rank, capacity, transfers, side))
-        watch_for_stalls(setting, side)
-        watch_patience(setting)
+        watch_ranks(setting, side)
     sides = Sides(settings[PREFILL], settings[DECODE], transfers, [])
     sides.decode.peer, sides.decode.recording.peer = sides.prefill, sides.prefill.recording
     transfers.on_change = Changes(sides)

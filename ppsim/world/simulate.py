@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ppsim.check.progress import queue_lines
+from ppsim.check.together import Together
 from ppsim.core.errors import CoreError, InvariantViolation, ProtocolError
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
@@ -23,7 +24,7 @@ from ppsim.scenario.tree import Scenario
 from ppsim.scenario.warn import start_warnings, without_effect
 from ppsim.workload import Workload, build_workload
 from ppsim.workload.facts import Facts
-from ppsim.world.audit import Audit
+from ppsim.world.audit import Audit, follow
 from ppsim.world.chance import decided, failing
 from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
@@ -90,8 +91,7 @@ def simulate(
         for tp_rank in range(cluster.tp_replicas):
             rank = build_rank(rank_config(scenario, pp_rank, tp_rank), make_hooks(pp_rank, tp_rank))
             setting.ranks.append(SimulatedRank(env, setting, rank, capacity))
-    watch_for_stalls(setting)
-    watch_patience(setting)
+    watch_ranks(setting)
     for simulated in setting.ranks:
         env.process(simulated.run())
     if began is not None:
@@ -132,12 +132,9 @@ def prepare(
         if a.at_ns is not None:  # a request that names an iteration arrives when it is read
             recording.arrival(a.request.rid, a.at_ns, count(a.request.prompt), a.request.max_new_tokens)
     watch = Watch(
-        cluster.pp_size * cluster.tp_replicas,
-        scenario.run.check,
         scenario.run.max_iterations,
         len(workload.arrivals),
         progress,
-        audited=scenario.run.invariants,
     )
     return Setting(
         scenario=scenario,
@@ -148,13 +145,27 @@ def prepare(
         sampler=Sampler(scenario, workload, given.tokens),
         recording=recording,
         watch=watch,
-        audit=Audit(cluster.pp_size * cluster.tp_replicas) if scenario.run.invariants else None,
         facts=Facts(scenario.observations, choices),
         marks=None if scenario.disaggregation.role == "plain" else Marks(cluster.pp_size * cluster.tp_replicas),
         failing=failing(workload, scenario.chance, choices),
         store_lag_ns=round(scenario.disaggregation.store_lag_us * 1000),
         scripted=frozenset(a.request.rid for a in workload.arrivals if a.at_ns is None),
     )
+
+
+def watch_ranks(setting: Setting, side: str = "") -> None:
+    """Hang on the ranks whoever looks at them, in this order. ``side`` names the pipeline where there are two."""
+    scenario, run = setting.scenario, setting.scenario.run
+    together = Together(len(setting.ranks), check=run.check, audited=run.invariants)
+    audit = Audit(together.take, commits_wait=scenario.links.commit != "none") if run.invariants else None
+    for simulated in setting.ranks:
+        setting.watch.watch(simulated)
+        if audit is not None:
+            audit.watch(simulated)
+        elif run.check:
+            follow(simulated, together.take)
+    watch_for_stalls(setting, side)
+    watch_patience(setting)
 
 
 def client_of(scenario: Scenario, workload: Workload, given: Given) -> Client:

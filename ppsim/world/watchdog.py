@@ -14,13 +14,13 @@ Waiting for clients is no stall. The intervals in which the idle first rank wait
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Generator
 
 from simpy import Event
 
+from ppsim.check.observers import EFFECTS
 from ppsim.check.progress import Standing, describe, first_without_progress, state_lines
-from ppsim.core.effects import Ingest
+from ppsim.core.effects import Effect, Ingest
 from ppsim.errors import EXIT_LIVENESS, PpsimError
 from ppsim.recording import Verdict
 from ppsim.world.driver import SimulatedRank
@@ -56,9 +56,7 @@ class Watchdog:
     def attach(self) -> None:
         """See every effect of every rank, and start the watchdog's process. Call before the ranks start."""
         for simulated in self.setting.ranks:
-            for effect, handler in simulated.handlers.items():
-                watched = self._idling if effect is Ingest else self._timed
-                simulated.handlers[effect] = watched(simulated, handler)
+            self._watch(simulated)
         env = self.setting.ranks[0].env
         env.process(self.run())
 
@@ -74,29 +72,29 @@ class Watchdog:
                 raise Stuck(self.verdict(now_ns))
             yield env.timeout(due - now_ns)
 
-    def _idling(self, simulated: SimulatedRank, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Reading inputs takes time only where the idle first rank waits for some."""
+    def _watch(self, simulated: SimulatedRank) -> None:
+        """A pause comes before an effect, so both ends of each are looked at.
 
-        def idling(effect: Any) -> Any:
-            before = simulated.now
-            self._completed(simulated, before)  # a pause before it is none of its idleness
-            reply = handler(effect)
-            if simulated.now > before:
-                self.idle.append((before, simulated.now))
+        Reading inputs takes time only where the idle first rank waits for some.
+        """
+        began = simulated.now
+
+        def before(effect: Effect) -> None:
+            nonlocal began
+            began = simulated.now
+            self._completed(simulated, began)
+
+        def read(effect: Ingest, inputs: object) -> None:
+            if simulated.now > began:
+                self.idle.append((began, simulated.now))
             self.progress[simulated.rank_id] = simulated.now
-            return reply
 
-        return idling
-
-    def _timed(self, simulated: SimulatedRank, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The same handler, with an eye on the local clock."""
-
-        def timed(effect: Any) -> Any:
-            reply = handler(effect)
+        def after(effect: Effect, reply: object) -> None:
             self._completed(simulated, simulated.now)
-            return reply
 
-        return timed
+        simulated.observers.before(before)
+        simulated.observers.after(read, Ingest)
+        simulated.observers.after(after, *(effect for effect in EFFECTS if effect is not Ingest))
 
     def _completed(self, simulated: SimulatedRank, now_ns: int) -> None:
         """A rank has come to an instant of its clock: not too long after its last progress, a pause included."""
