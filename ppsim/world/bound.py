@@ -18,9 +18,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ppsim.check.progress import describe
+from ppsim.check.watch import StopRun
 from ppsim.core.effects import Effect, Ingest
 from ppsim.errors import EXIT_LIVENESS, EXIT_UNKNOWN
-from ppsim.world.watch import StopRun
 
 if TYPE_CHECKING:
     from ppsim.world.driver import SimulatedRank

@@ -9,10 +9,10 @@ look at the first rank's requests or at a rank's own clock, change nothing, and 
 
 from __future__ import annotations
 
+from ppsim.check.rules import fail
 from ppsim.core.effects import Decided, Decision, Recv
 from ppsim.core.messages import Lane
 from ppsim.world.driver import SimulatedRank
-from ppsim.world.rules import fail
 from ppsim.world.setting import Setting
 
 NS_PER_MS = 1_000_000

@@ -13,6 +13,7 @@ from typing import Any
 
 from simpy import Environment, Event
 
+from ppsim.check.watch import StopRun
 from ppsim.core import effects as fx
 from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.rank import Rank
@@ -24,7 +25,6 @@ from ppsim.world.pd_rooms import Write
 from ppsim.world.pd_sides import PREFILL
 from ppsim.world.pd_transfer import Transfers
 from ppsim.world.setting import Setting
-from ppsim.world.watch import StopRun
 
 LOOKS_ACROSS = ("sender", "receiver", "first_token", "bootstrap_store")
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from simpy import Environment
 
 from ppsim.check.progress import queue_lines
+from ppsim.check.watch import StopRun
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import CoreError
 from ppsim.core.hooks import Hooks
@@ -34,7 +35,6 @@ from ppsim.world.pd_sides import DECODE, PREFILL, SIDES, SideChoices, one_side, 
 from ppsim.world.pd_transfer import TransferRules, Transfers
 from ppsim.world.setting import Setting
 from ppsim.world.simulate import Given, SimulationResult, prepare, verdict_of, watch_ranks
-from ppsim.world.watch import StopRun
 from ppsim.world.watchdog import Stuck
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ppsim.check.watch import Watch
 from ppsim.cost.stage import StageCost
 from ppsim.recording import Recording
 from ppsim.scenario.tree import Scenario
@@ -13,7 +14,6 @@ from ppsim.world.choices import Choices
 from ppsim.world.client import Client, Sampler
 from ppsim.world.marks import Marks
 from ppsim.world.network import Network
-from ppsim.world.watch import Watch
 
 if TYPE_CHECKING:
     from ppsim.world.driver import SimulatedRank

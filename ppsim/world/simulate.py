@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ppsim.check.audit import Audit, follow
 from ppsim.check.progress import queue_lines
 from ppsim.check.together import Together
+from ppsim.check.watch import StopRun, Watch
 from ppsim.core.errors import CoreError, InvariantViolation, ProtocolError
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
@@ -24,7 +26,6 @@ from ppsim.scenario.tree import Scenario
 from ppsim.scenario.warn import start_warnings, without_effect
 from ppsim.workload import Workload, build_workload
 from ppsim.workload.facts import Facts
-from ppsim.world.audit import Audit, follow
 from ppsim.world.chance import decided, failing
 from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
@@ -36,7 +37,6 @@ from ppsim.world.network import Network
 from ppsim.world.patience import watch_patience
 from ppsim.world.setting import Setting
 from ppsim.world.standing import record_stands
-from ppsim.world.watch import StopRun, Watch
 from ppsim.world.watchdog import Stuck, watch_for_stalls
 
 

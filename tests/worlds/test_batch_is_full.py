@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ppsim.check.watch import MAX_EMPTY_ITERATIONS, StopRun, Watch
 from ppsim.core.effects import CLOSED
 from ppsim.errors import EXIT_LIVENESS
 from ppsim.scenario.load import load_scenario
 from ppsim.world import simulate
-from ppsim.world.watch import MAX_EMPTY_ITERATIONS, StopRun, Watch
 from tests.unit.handmade import decision
 from tests.worlds.making import launches
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ppsim.check.observers import Seat
+from ppsim.check.page_claims import PageClaims
+from ppsim.check.rules import Rules
 from ppsim.check.together import Decides, Delivers, Harvests, Parts, Record, Samples, Shown
 from ppsim.core import effects as fx
 from ppsim.core.batch import ForwardBatch
@@ -18,8 +20,6 @@ from ppsim.core.messages import AbortReq, Lane, Message, Meta, NewRequest, Outpu
 from ppsim.core.request import State
 from ppsim.core.scheduler import causes, limits, state_parts
 from ppsim.core.votes import TERMINAL_VOTES
-from ppsim.world.page_claims import PageClaims
-from ppsim.world.rules import Rules
 
 
 class Audit:

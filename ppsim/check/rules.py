@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from ppsim.check.observers import Seat
 from ppsim.check.together import Concludes, Record, Voices
+from ppsim.check.turn_rules import TurnRules
 from ppsim.core import effects as fx
 from ppsim.core.admission import expected_output
 from ppsim.core.consensus import KVPoll
@@ -26,7 +27,6 @@ from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import AbortReq, FlushCache, Verdict
 from ppsim.core.request import Request, State
 from ppsim.core.votes import TERMINAL_VOTES
-from ppsim.world.turn_rules import TurnRules
 
 if TYPE_CHECKING:
     from ppsim.core.scheduler import Scheduler

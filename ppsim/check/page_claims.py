@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ppsim.check.audit import Audit
     from ppsim.check.observers import Seat
-    from ppsim.world.audit import Audit
 
 
 @dataclass(slots=True, eq=False)
