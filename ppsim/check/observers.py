@@ -50,6 +50,11 @@ class Seat(Protocol):
     def rank_id(self) -> int: ...
 
     @property
+    def now(self) -> int:
+        """The rank's clock (ns): virtual in a simulation, real on a machine."""
+        ...
+
+    @property
     def observers(self) -> Observers: ...
 
     @property

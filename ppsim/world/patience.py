@@ -9,31 +9,30 @@ look at the first rank's requests or at a rank's own clock, change nothing, and 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from ppsim.check.observers import Seat
 from ppsim.check.rules import fail
 from ppsim.core.effects import Decided, Decision, Recv
 from ppsim.core.messages import Lane
-from ppsim.world.driver import SimulatedRank
-from ppsim.world.setting import Setting
 
 NS_PER_MS = 1_000_000
 AGREEMENT_PHASES = ("first_pass_", "second_receive_", "agree_", "barrier")
 
 
-def watch_patience(setting: Setting) -> None:
-    """Attach what the scenario asks for. Call before the ranks start."""
-    run = setting.scenario.run
-    if run.max_wait_iterations:
-        Movement(setting.ranks[0], run.max_wait_iterations).watch()
-    if run.max_agreement_wait_ms:
-        for simulated in setting.ranks:
-            limit_ns = round(run.max_agreement_wait_ms * NS_PER_MS)
-            Agreements(simulated, limit_ns).watch()
+def watch_patience(ranks: Sequence[Seat], max_wait_iterations: int, max_agreement_wait_ms: float) -> None:
+    """Hang on these ranks what a scenario asks for; 0: no limit. Call before they start."""
+    for r in ranks:
+        if max_wait_iterations and r.rank_id == 0:
+            Movement(r, max_wait_iterations).watch()
+        if max_agreement_wait_ms:
+            Agreements(r, round(max_agreement_wait_ms * NS_PER_MS)).watch()
 
 
 class Movement:
     """When each request of a rank has moved last, in iterations."""
 
-    def __init__(self, r: SimulatedRank, limit: int) -> None:
+    def __init__(self, r: Seat, limit: int) -> None:
         self.r, self.limit = r, limit
         self.last: dict[str, tuple[object, int]] = {}  # rid -> (arrival and state, iteration)
 
@@ -63,7 +62,7 @@ class Movement:
 class Agreements:
     """How long a rank stands still inside an agreement; a message that carries data is none."""
 
-    def __init__(self, r: SimulatedRank, limit_ns: int) -> None:
+    def __init__(self, r: Seat, limit_ns: int) -> None:
         self.r, self.limit_ns = r, limit_ns
         self.since_ns = 0  # when it has begun to receive
 

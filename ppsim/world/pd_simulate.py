@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from simpy import Environment
 
-from ppsim.check.progress import queue_lines
+from ppsim.check.progress import Stuck, queue_lines
 from ppsim.check.watch import StopRun
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import CoreError
@@ -27,15 +27,14 @@ from ppsim.workload import Workload
 from ppsim.world.chance import AskedOnce
 from ppsim.world.choices import Choices
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
-from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_what_had_no_effect
+from ppsim.world.ending import deadlock, first_cause, leftovers, warn_of_what_had_no_effect
 from ppsim.world.marks import iteration_at
 from ppsim.world.pd_rank import PipelineRank
 from ppsim.world.pd_rooms import End, Peers, Write
 from ppsim.world.pd_sides import DECODE, PREFILL, SIDES, SideChoices, one_side, shared_workload
 from ppsim.world.pd_transfer import TransferRules, Transfers
 from ppsim.world.setting import Setting
-from ppsim.world.simulate import Given, SimulationResult, prepare, verdict_of, watch_ranks
-from ppsim.world.watchdog import Stuck
+from ppsim.world.simulate import Given, SimulationResult, prepare, verdict_of_error, watch_ranks
 
 
 @dataclass(slots=True)
@@ -154,14 +153,14 @@ def run(env: Environment, sides: Sides) -> Verdict:
         run_until_quiet(env)
     except (CoreError, StopRun) as error:
         guilty = sides.transfers.guilty or PREFILL
-        return named(guilty, root_cause(verdict_of(error, sides.of(guilty)), sides.of(guilty)))
+        return named(guilty, verdict_of_error(error, sides.of(guilty)))
     except Stuck as stuck:
         return stuck.verdict
     warn_of_what_had_no_effect(sides.decode)
     for side in SIDES:
         stuck_for_ever = asleep(sides.of(side)) or deadlock(sides.of(side))
         if stuck_for_ever is not None:
-            return named(side, root_cause(stuck_for_ever, sides.of(side)))
+            return named(side, first_cause(stuck_for_ever, sides.of(side)))
     for side in SIDES:
         left = leftovers(sides.of(side))
         if left is not None:

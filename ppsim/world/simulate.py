@@ -6,16 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ppsim.check.audit import Audit, follow
-from ppsim.check.progress import queue_lines
+from ppsim.check.progress import Stuck
 from ppsim.check.together import Together
+from ppsim.check.verdicts import verdict_of
 from ppsim.check.watch import StopRun, Watch
-from ppsim.core.errors import CoreError, InvariantViolation, ProtocolError
+from ppsim.core.errors import CoreError
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
 from ppsim.core.messages import Input
-from ppsim.core.outcome import VerdictKind
 from ppsim.core.tokens import count
-from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
 from ppsim.planted import hooks_for
 from ppsim.recording import PASS, Recording, Verdict
 from ppsim.scenario.fit import check_requests_fit
@@ -31,13 +30,13 @@ from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.driver import SimulatedRank
-from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_what_had_no_effect
+from ppsim.world.ending import deadlock, first_cause, leftovers, warn_of_what_had_no_effect
 from ppsim.world.marks import Marks
 from ppsim.world.network import Network
 from ppsim.world.patience import watch_patience
 from ppsim.world.setting import Setting
 from ppsim.world.standing import record_stands
-from ppsim.world.watchdog import Stuck, watch_for_stalls
+from ppsim.world.watchdog import watch_for_stalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +98,16 @@ def simulate(
     try:
         run_until_quiet(env)
     except (CoreError, StopRun) as error:
-        return SimulationResult(setting.recording, root_cause(verdict_of(error, setting), setting), setting)
+        return SimulationResult(setting.recording, verdict_of_error(error, setting), setting)
     except Stuck as stuck:
-        return SimulationResult(setting.recording, root_cause(stuck.verdict, setting), setting)
+        return SimulationResult(setting.recording, first_cause(stuck.verdict, setting), setting)
     finally:
         if setting.marks is not None:
             setting.marks.finish(setting)
     warn_of_what_had_no_effect(setting)
     stuck_for_ever = deadlock(setting)
     if stuck_for_ever is not None:
-        return SimulationResult(setting.recording, root_cause(stuck_for_ever, setting), setting)
+        return SimulationResult(setting.recording, first_cause(stuck_for_ever, setting), setting)
     verdict = leftovers(setting) or PASS
     return SimulationResult(setting.recording, verdict, setting)
 
@@ -165,7 +164,7 @@ def watch_ranks(setting: Setting, side: str = "") -> None:
         elif run.check:
             follow(simulated, together.take)
     watch_for_stalls(setting, side)
-    watch_patience(setting)
+    watch_patience(setting.ranks, run.max_wait_iterations, run.max_agreement_wait_ms)
 
 
 def client_of(scenario: Scenario, workload: Workload, given: Given) -> Client:
@@ -174,40 +173,7 @@ def client_of(scenario: Scenario, workload: Workload, given: Given) -> Client:
     return WorkloadClient(workload, scenario.host.idle_poll_us)
 
 
-LIVENESS_RULES = ("INV-69", "INV-72")  # what takes too long, not what goes wrong
-
-
-def given_up(stop: StopRun, setting: Setting) -> Verdict:
-    """A run that reached a limit (unknown), or that gets nowhere (liveness): which rank, where, and who waits there."""
-    simulated = setting.ranks[stop.rank]
-    rank = simulated.rank
-    kind: VerdictKind = "fail" if stop.exit_code == EXIT_LIVENESS else "unknown"
-    text, slot = str(stop), None
-    if kind == "fail" or stop.rank:
-        slot = rank.slot
-        text = f"rank {stop.rank}, iteration {rank.iteration}, slot {slot}, phase {simulated.phase()}: {text}"
-    if kind == "fail" and rank.started is not None:
-        text = "\n".join([text, *(f"  {line}" for line in queue_lines(rank.scheduler))])
-    return Verdict(kind, stop.exit_code, text, None, stop.rank, stop.iteration, slot, None)
-
-
-def verdict_of(error: CoreError | StopRun, setting: Setting) -> Verdict:
-    """The verdict behind an error that stopped a run."""
-    match error:
-        case InvariantViolation():
-            code = EXIT_LIVENESS if error.invariant in LIVENESS_RULES else EXIT_SAFETY
-            return Verdict(
-                "fail", code, str(error), error.invariant, error.rank, error.iteration, error.slot, error.rid
-            )
-        case ProtocolError():
-            return Verdict(
-                "fail", EXIT_SAFETY, str(error), error.invariant, error.rank, error.iteration, error.slot, None
-            )
-        case StopRun():
-            return given_up(error, setting)
-        case _:  # the pool or the request table refuses: it happened where the last rank ran
-            if setting.running is None:
-                return Verdict("fail", EXIT_SAFETY, f"INV-23: {error}", "INV-23")
-            r, rank = setting.running, setting.running.rank
-            text = f"INV-23 at rank {r.rank_id}, iteration {rank.iteration}, slot {rank.slot}: {error}"
-            return Verdict("fail", EXIT_SAFETY, text, "INV-23", r.rank_id, rank.iteration, rank.slot)
+def verdict_of_error(error: CoreError | StopRun, setting: Setting) -> Verdict:
+    """The verdict, or the first cause where the ranks have recorded their calls."""
+    r = setting.ranks[error.rank] if isinstance(error, StopRun) else setting.running
+    return first_cause(verdict_of(error, r), setting)
