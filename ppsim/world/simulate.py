@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ppsim.check.audit import Audit, follow
+from ppsim.check.patience import watch_patience
 from ppsim.check.progress import Stuck
 from ppsim.check.together import Together
 from ppsim.check.verdicts import verdict_of
@@ -33,7 +34,6 @@ from ppsim.world.driver import SimulatedRank
 from ppsim.world.ending import deadlock, first_cause, leftovers, warn_of_what_had_no_effect
 from ppsim.world.marks import Marks
 from ppsim.world.network import Network
-from ppsim.world.patience import watch_patience
 from ppsim.world.setting import Setting
 from ppsim.world.standing import record_stands
 from ppsim.world.watchdog import watch_for_stalls
