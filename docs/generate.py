@@ -48,7 +48,7 @@ def invariants_page() -> str:
 
 def row(rule: Invariant, by_invariant: dict[str, list[str]]) -> str:
     bugs = ", ".join(by_invariant.get(rule.name, [])) or rule.unbreakable
-    return f"| {rule.name} | {rule.statement} | {rule.owner} | {bugs} |"
+    return f"| {rule.name} | {rule.statement} | {rule.checked_by} | {bugs} |"
 
 
 BUGS_HEAD = """# Public bugs as scenarios

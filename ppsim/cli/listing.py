@@ -104,10 +104,10 @@ def invariants(as_json: JsonOption = False) -> int:
     from ppsim.check.invariants import BY_NAME
 
     if as_json:
-        print(json.dumps([{"name": i.name, "statement": i.statement, "owner": i.owner} for i in BY_NAME.values()]))
+        print(json.dumps([{"name": i.name, "statement": i.statement, "owner": i.checked_by} for i in BY_NAME.values()]))
         return 0
     for i in BY_NAME.values():
-        print(f"{i.name}  {i.statement}  [{i.owner}]")
+        print(f"{i.name}  {i.statement}  [{i.checked_by}]")
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from simpy import Environment, Event
 
 from ppsim.check.observers import Observers, phase_of
+from ppsim.check.physical import buffer_given_up
 from ppsim.core import effects as fx
 from ppsim.core.agreed import Local
 from ppsim.core.consensus import KVPoll
@@ -281,16 +282,10 @@ class SimulatedRank:
     def _drop(self, effect: fx.Drop) -> None:
         parcel = self.setting.network.works.pop(effect.work)
         unsent = parcel.payload is not None and not parcel.under_way
-        if parcel.posted_ns is None or unsent or parcel.sent_until_ns > self.now:
-            raise InvariantViolation(
-                "INV-38",
-                self.rank_id,
-                self.rank.iteration,
-                self.rank.slot,
-                "",
-                f"the buffer of the {parcel.message.kind.value} message to rank {parcel.dst} is given up at "
-                f"{self.now} ns, before its send is over",
-            )
+        is_over = parcel.posted_ns is not None and not unsent and parcel.sent_until_ns <= self.now
+        wrong = buffer_given_up(parcel.message.kind.value, parcel.dst, self.now, is_over=is_over)
+        if wrong:
+            raise InvariantViolation("INV-38", self.rank_id, self.rank.iteration, self.rank.slot, "", wrong)
 
     # --- device ----------------------------------------------------------------------------------------------
 

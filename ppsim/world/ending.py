@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ppsim.check.leftovers import rank_leftover, unanswered
+from ppsim.check.physical import never_committed
 from ppsim.check.progress import cycle_lines, name_of, wait_cycle
 from ppsim.check.verdicts import calls_of, failed, root_cause
 from ppsim.core.outcome import Verdict
@@ -56,13 +57,10 @@ def leftovers(setting: Setting) -> Verdict | None:
     missing = unanswered(setting.watch, [a.rid for a in setting.recording.arrivals])
     if missing is not None:
         return failed(missing[0], setting.ranks[0], missing[1])
-    if setting.network.works:
-        parcel = next(iter(setting.network.works.values()))
-        return failed(
-            "INV-38",
-            setting.ranks[parcel.src],
-            f"the send of a {parcel.message.kind.value} message was never committed",
-        )
+    sends = list(setting.network.works.values())
+    wrong = never_committed([parcel.message.kind.value for parcel in sends])
+    if wrong:
+        return failed("INV-38", setting.ranks[sends[0].src], wrong)
     return None
 
 

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 
 from simpy import Environment
 
-from ppsim.check.progress import Stuck, queue_lines
+from ppsim.check.physical import waits_for_ever
+from ppsim.check.progress import Stuck
 from ppsim.check.watch import StopRun
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import CoreError
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
-from ppsim.errors import EXIT_LIVENESS, ScenarioError
+from ppsim.errors import ScenarioError
 from ppsim.recording import PASS, Verdict
 from ppsim.scenario.check import decode_stages
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
@@ -178,11 +179,7 @@ def asleep(setting: Setting) -> Verdict | None:
     first = setting.ranks[0]
     if not isinstance(first, PipelineRank) or not first.nap.sleeps:
         return None
-    rank = first.rank
-    what = f"{len(rank.scheduler.requests)} requests wait for something that will never happen"
-    lines = [f"{what} (nothing is launched, sent or due any more):", *(f"  {q}" for q in queue_lines(rank.scheduler))]
-    rid = next(iter(rank.scheduler.requests), None)
-    return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), "INV-70", 0, rank.iteration, rank.slot, rid)
+    return waits_for_ever(first.rank)
 
 
 def finish(sides: Sides) -> None:
