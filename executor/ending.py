@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from executor.client import GaveUp
+from executor.status import Status
 from executor.worker import Report
 from ppsim.check.observers import Seat
 from ppsim.check.together import Together, in_order
@@ -15,7 +16,7 @@ from ppsim.check.verdicts import root_cause, verdict_of
 from ppsim.check.watch import StopRun
 from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.outcome import PASS, Verdict
-from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN
+from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY, EXIT_UNKNOWN
 from ppsim.recording import Recording
 
 
@@ -48,6 +49,12 @@ def verdict_of_failure(reports: Mapping[int, Report], report: Report) -> Verdict
 def place_of(verdict: Verdict) -> tuple[int, int]:
     """Where a verdict stands in the order of the run."""
     return verdict.iteration or 0, verdict.rank or 0
+
+
+def deadlock(status: Status, what: str, num_slots: int) -> Verdict:
+    """All ranks wait for one another. The least advanced of them is named, as in the simulated world."""
+    iteration, rank = min((status.iteration(rank), rank) for rank in range(status.pp_size))
+    return Verdict("fail", EXIT_LIVENESS, f"deadlock: {what}", "INV-40", rank, iteration, max(iteration, 0) % num_slots)
 
 
 def verdict_of_run(recording: Recording, reports: Sequence[Report]) -> Verdict:

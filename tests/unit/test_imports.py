@@ -65,7 +65,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "report": ({"core", "cost", "recording"}, {"numpy", "matplotlib"}),
 }
 CORE_VOCABULARY = {"effects", "messages", "batch", "tokens", "agreed"}  # what report may name of the core: types
-EXECUTOR = {"core", "check", "cost", "scenario", "workload", "recording"}
+EXECUTOR = {"core", "check", "cost", "scenario", "workload", "recording", "planted"}
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
