@@ -14,7 +14,7 @@ from ppsim.check.observers import Seat
 from ppsim.check.together import Together, in_order
 from ppsim.check.verdicts import root_cause, verdict_of
 from ppsim.check.watch import StopRun
-from ppsim.core.errors import CoreError, InvariantViolation
+from ppsim.core.errors import CallsDiffer, CoreError, InvariantViolation
 from ppsim.core.outcome import PASS, Verdict
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY, EXIT_UNKNOWN
 from ppsim.recording import Recording
@@ -39,7 +39,7 @@ def verdict_of_failure(reports: Mapping[int, Report], report: Report) -> Verdict
     broken = first_broken(reports.values())
     if broken is not None:
         # What the calls of a rank show is more exact than what lockstep sees of the same iteration.
-        is_exact = bool(first.calls) and isinstance(first.error, InvariantViolation)
+        is_exact = isinstance(first.error, CallsDiffer)
         before = (broken.iteration, broken.rank)
         if before < place_of(verdict) or (before == place_of(verdict) and not is_exact):
             verdict = verdict_of(broken)

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from ppsim.check.observers import Seat
 from ppsim.check.progress import queue_lines
 from ppsim.check.watch import StopRun
-from ppsim.core.checker import after_a_crash
-from ppsim.core.errors import CoreError, InvariantViolation, ProtocolError
+from ppsim.core.checker import after_a_crash, named
+from ppsim.core.errors import CallsDiffer, CoreError, InvariantViolation, ProtocolError
 from ppsim.core.messages import Call
 from ppsim.core.outcome import Verdict, VerdictKind
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
@@ -22,6 +22,8 @@ LIVENESS_RULES = ("INV-69", "INV-72")  # what takes too long, not what goes wron
 
 def verdict_of(error: CoreError | StopRun, r: Seat | None = None) -> Verdict:
     """The verdict behind an error that ended a run. ``r``: the rank that gave up, or in which it was raised."""
+    if isinstance(error, CallsDiffer):
+        error = named(error)
     match error:
         case InvariantViolation():
             code = EXIT_LIVENESS if error.invariant in LIVENESS_RULES else EXIT_SAFETY

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from ppsim.core.agreed_call import AgreedCall, declaration, show
 from ppsim.core.digest import digest
 from ppsim.core.effects import Effects, Work, commit
-from ppsim.core.errors import InvariantViolation
+from ppsim.core.errors import CallsDiffer, InvariantViolation
 from ppsim.core.messages import Call, CallLog, Check, Lane
 
 if TYPE_CHECKING:
@@ -150,10 +150,7 @@ def _pass_on(rank: Rank, checker: Checker) -> Effects[None]:
         work = yield from link.send(dst, check)
         checker.works.append((rank.iteration + config.pp_size, work))
     if config.is_last and lowest != highest:
-        found = f"found when the calls up to iteration {rank.iteration} were compared"
-        violation = first_difference(logs, found)
-        assert violation is not None, "digests differ although the calls are the same"
-        raise violation
+        raise CallsDiffer(me, rank.iteration, rank.slot, logs)
 
 
 def merged(logs: tuple[CallLog, ...], mine: CallLog) -> tuple[CallLog, ...]:
@@ -165,6 +162,14 @@ def merged(logs: tuple[CallLog, ...], mine: CallLog) -> tuple[CallLog, ...]:
 
 
 # --- naming ----------------------------------------------------------------------------------------------------
+
+
+def named(error: CallsDiffer) -> InvariantViolation:
+    """The first call that differs, where the last stage has found that one does."""
+    found = f"found when the calls up to iteration {error.iteration} were compared"
+    violation = first_difference(error.logs, found)
+    assert violation is not None, "digests differ although the calls are the same"
+    return violation
 
 
 def first_difference(logs: Sequence[CallLog], found: str, *, unfinished: bool = False) -> InvariantViolation | None:

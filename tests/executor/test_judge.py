@@ -19,9 +19,9 @@ from executor.status import Status
 from executor.worker import Report
 from ppsim.check.together import Decides, Record, Shown, in_order
 from ppsim.core.effects import Commit, Decision, Recv
-from ppsim.core.errors import InvariantViolation, ProtocolError
+from ppsim.core.errors import CallsDiffer, InvariantViolation, ProtocolError
 from ppsim.core.hooks import Hooks
-from ppsim.core.messages import Call, Lane
+from ppsim.core.messages import Call, CallLog, Lane
 from ppsim.core.outcome import PASS
 from ppsim.errors import ScenarioError
 from ppsim.recording import Recording
@@ -148,12 +148,16 @@ def test_what_ranks_show_together_goes_before_the_error_that_followed_from_it() 
 
 
 def test_the_checker_is_more_exact_than_lockstep_in_the_same_iteration() -> None:
-    exact = InvariantViolation("INV-23", 1, 5, 2, "", "Pool.free differs between ranks")
-    calls = (Call(5, 2, "INV-23", "Pool.free", "called()"),)
-    reports = {0: Report(0, records=(decides(0, 5),)), 1: Report(1, error=exact, records=(decides(1, 5, "decode"),))}
+    broken = InvariantViolation("INV-23", 1, 5, 2, "", "a page is lost")
+    reports = {0: Report(0, records=(decides(0, 5),)), 1: Report(1, error=broken, records=(decides(1, 5, "decode"),))}
     assert verdict_of_failure(reports, reports[1]).invariant == "INV-09"
-    reports[1] = Report(1, error=exact, calls=calls, records=reports[1].records)
-    assert verdict_of_failure(reports, reports[1]).invariant == "INV-23"
+    calls = tuple(
+        CallLog((rank,), str(rank), (Call(5, 2, "INV-23", "Pool.free", f"called({rank})"),)) for rank in (0, 1)
+    )
+    reports[1] = Report(1, error=CallsDiffer(1, 6, 0, calls), records=reports[1].records)
+    verdict = verdict_of_failure(reports, reports[1])
+    assert (verdict.invariant, verdict.rank, verdict.iteration) == ("INV-23", 1, 5)
+    assert verdict.message.endswith("found when the calls up to iteration 6 were compared")
 
 
 def test_a_deadlock_names_the_least_advanced_rank() -> None:
