@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from ppsim.check.calls import after_a_crash, named
 from ppsim.check.observers import Seat
 from ppsim.check.progress import queue_lines
 from ppsim.check.watch import StopRun
-from ppsim.core.checker import after_a_crash, named
 from ppsim.core.errors import CallsDiffer, CoreError, InvariantViolation, ProtocolError
 from ppsim.core.messages import Call
 from ppsim.core.outcome import Verdict, VerdictKind

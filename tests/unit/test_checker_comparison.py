@@ -13,9 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppsim.check.calls import after_a_crash, first_difference
+from ppsim.check.calls import named as violation_of
 from ppsim.core.agreed import Agreed
-from ppsim.core.checker import after_a_crash, compare, conclude, first_difference
-from ppsim.core.checker import named as violation_of
+from ppsim.core.checker import compare, conclude
 from ppsim.core.config import RankConfig
 from ppsim.core.digest import digest
 from ppsim.core.effects import Commit, Recv, Send
