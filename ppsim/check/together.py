@@ -175,7 +175,7 @@ class Together:
             if token != tokens.get(rid):
                 row = "another row" if token in tokens.values() else "nowhere"
                 text = f"token {token} of {rid} comes from {row}, the last rank sampled {tokens}"
-                fail("INV-34" if token in tokens.values() else "INV-41", delivered, "", text)
+                fail("INV-34" if token in tokens.values() else "INV-41", delivered, rid, text)
 
 
 def fail(invariant: str, record: Record, rid: str, text: str) -> None:

@@ -31,9 +31,8 @@ def verdict_of(error: CoreError | StopRun, r: Seat | None = None) -> Verdict:
                 "fail", code, str(error), error.invariant, error.rank, error.iteration, error.slot, error.rid
             )
         case ProtocolError():
-            return Verdict(
-                "fail", EXIT_SAFETY, str(error), error.invariant, error.rank, error.iteration, error.slot, None
-            )
+            text = f"{error.invariant} at {error}"
+            return Verdict("fail", EXIT_SAFETY, text, error.invariant, error.rank, error.iteration, error.slot, None)
         case StopRun():
             return given_up(error, r)
         case _:  # the pool or the request table refuses

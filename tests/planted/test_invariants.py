@@ -194,6 +194,7 @@ def test_the_planted_bug_of_an_invariant_makes_exactly_that_one_fire(number: int
     verdict = outcome(changes, bug)
     assert (verdict.kind, verdict.invariant) == ("fail", f"INV-{number:02d}"), verdict.message
     assert all_bugs()[bug].breaks == verdict.invariant
+    assert verdict.message.startswith("deadlock: " if number == 40 else f"{verdict.invariant} at rank {verdict.rank}, ")
 
 
 def test_every_invariant_has_a_planted_bug_or_a_reason_why_there_can_be_none() -> None:
