@@ -100,9 +100,9 @@ class Answers:
             for look in befores[type(effect)]:
                 look(effect)
             answer = self.table[type(effect)](effect)
+            self.status.answered(self.rank)
             for look_back in afters[type(effect)]:
                 look_back(effect, answer)
-            self.status.answered(self.rank)
 
     # --- clients ---------------------------------------------------------------------------------------------
 

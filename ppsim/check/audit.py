@@ -34,7 +34,6 @@ class Audit:
         self.rules = Rules(tell)
         self.next_iteration: dict[int, int] = {}
         self.metas: dict[tuple[int, int], list[int]] = {}
-        self.open_metas: dict[tuple[int, int], int] = {}
         self.verdicts: dict[tuple[int, int, str], int] = {}
         self.launched: dict[tuple[int, int], tuple[int, tuple[str, ...]]] = {}
         self.page_claims = PageClaims(self)
