@@ -8,8 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from ppsim.check.invariants import INVARIANTS, RULES, Invariant
 from ppsim.core.hooks import Hooks
-from ppsim.core.invariants import INVARIANTS, RULES, Invariant
 from ppsim.planted import all_bugs
 
 HERE = Path(__file__).resolve().parent
@@ -26,7 +26,9 @@ def invariants_page() -> str:
         "# The invariants",
         "",
         'Numbered as in the protocol\'s section 12. "Same" means equal on all ranks at the same logical iteration.',
-        "A run checks them with `run.invariants = true`; `ppsim fuzz` and `ppsim explore` always do.",
+        "A run checks them with `run.invariants = true`, in a simulation and on real processes (there all but INV-07",
+        "and INV-08, which compare where two ranks are at one moment); `ppsim fuzz` and `ppsim explore` always do.",
+        "Who checks one is given as file and function, of `ppsim/check` or `ppsim/core`.",
         "This page is made by `python docs/generate.py`.",
         "",
         "| number | rule | checked by | planted bugs that break it |",
@@ -48,7 +50,7 @@ def invariants_page() -> str:
 
 def row(rule: Invariant, by_invariant: dict[str, list[str]]) -> str:
     bugs = ", ".join(by_invariant.get(rule.name, [])) or rule.unbreakable
-    return f"| {rule.name} | {rule.statement} | {rule.owner} | {bugs} |"
+    return f"| {rule.name} | {rule.statement} | {rule.checked_by} | {bugs} |"
 
 
 BUGS_HEAD = """# Public bugs as scenarios

@@ -18,6 +18,7 @@ from executor.status import Status
 from executor.surroundings import Surroundings
 from executor.timing import ForwardTimer
 from executor.transport import Transport
+from ppsim.check.observers import Observers
 from ppsim.core.agreed import Local
 from ppsim.core.batch import ForwardBatch
 from ppsim.core.effects import (
@@ -27,6 +28,7 @@ from ppsim.core.effects import (
     Commit,
     Decided,
     Drop,
+    Effects,
     Harvested,
     Ingest,
     Launch,
@@ -37,7 +39,6 @@ from ppsim.core.effects import (
     Work,
 )
 from ppsim.core.errors import InvariantViolation, ProtocolError
-from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Input, Message, NewRequest
 from ppsim.core.rank import Rank
 from ppsim.core.tokens import count
@@ -61,11 +62,13 @@ class Answers:
         timer: ForwardTimer,
         status: Status,
         surroundings: Surroundings,
+        observers: Observers,
     ) -> None:
         self.rank, self.stage, self.kv, self.capacity_tokens = rank, stage, kv, capacity_tokens
         self.transport, self.client, self.recording, self.timer = transport, client, recording, timer
         self.status = status
         self.surroundings = surroundings
+        self.observers = observers
         self.num_ended = 0
         self.samples: list[tuple[ForwardBatch, torch.Tensor]] = []
         self.table: dict[type, Callable[[Any], object]] = {
@@ -84,9 +87,9 @@ class Answers:
             Harvested: self.harvested,
         }
 
-    def drive(self, core: Rank) -> None:
+    def drive(self, core: Rank, loop: Effects[None]) -> None:
         """Run the event loop of a rank to its end."""
-        loop = event_loop_pp(core)
+        befores, afters = self.observers.befores, self.observers.afters
         answer: object = None
         while True:
             try:
@@ -94,8 +97,12 @@ class Answers:
             except StopIteration:
                 return
             self.status.beat(self.rank, effect, core.iteration if core.started else -1)
+            for look in befores[type(effect)]:
+                look(effect)
             answer = self.table[type(effect)](effect)
             self.status.answered(self.rank)
+            for look_back in afters[type(effect)]:
+                look_back(effect, answer)
 
     # --- clients ---------------------------------------------------------------------------------------------
 

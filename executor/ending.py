@@ -1,75 +1,82 @@
-"""How a run on real processes ended: the verdict, from what the ranks reported."""
+"""How a run on real processes ended: the verdict, from what the ranks reported.
+
+The rules are those of ``ppsim.check``; here the records of separate processes are put into one order and judged.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from executor.client import GaveUp
+from executor.status import Status
 from executor.worker import Report
-from ppsim.core.checker import after_a_crash
-from ppsim.core.effects import Decision, Harvest
-from ppsim.core.errors import CoreError, InvariantViolation, ProtocolError
-from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN
-from ppsim.recording import PASS, Recording, Verdict
+from ppsim.check.observers import Seat
+from ppsim.check.together import Together, in_order
+from ppsim.check.verdicts import root_cause, verdict_of
+from ppsim.check.watch import StopRun
+from ppsim.core.errors import CallsDiffer, CoreError, InvariantViolation
+from ppsim.core.outcome import PASS, Verdict
+from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY, EXIT_UNKNOWN
+from ppsim.recording import Recording
 
 
-def verdict_of_error(error: CoreError | GaveUp) -> Verdict:
+def verdict_of_error(error: CoreError | StopRun | GaveUp, r: Seat | None = None) -> Verdict:
     """The verdict behind a rule that a rank found broken, or behind a limit that it reached."""
-    text = str(error)
     if isinstance(error, GaveUp):
-        return Verdict("unknown", EXIT_UNKNOWN, text, rank=0, iteration=error.iteration)
-    if isinstance(error, InvariantViolation):
-        return Verdict("fail", EXIT_SAFETY, text, error.invariant, error.rank, error.iteration, error.slot, error.rid)
-    if isinstance(error, ProtocolError):
-        return Verdict("fail", EXIT_SAFETY, text, error.invariant, error.rank, error.iteration, error.slot)
-    return Verdict("fail", EXIT_SAFETY, text, "INV-23")
+        error = StopRun(error.message, EXIT_UNKNOWN, error.iteration)
+    return verdict_of(error, r)
 
 
-def root_cause(verdict: Verdict, reports: Mapping[int, Report]) -> Verdict:
-    """If the ranks recorded their calls: the first one that differed, where it came before what ended the run."""
-    cause = after_a_crash({rank: report.calls for rank, report in reports.items()})
-    if cause is None or str(cause) == verdict.message or (verdict.iteration or 0) < cause.iteration:
-        return verdict
-    text = f"{cause}\nwhat followed from it: {verdict.message}"
-    return Verdict("fail", EXIT_SAFETY, text, cause.invariant, cause.rank, cause.iteration, cause.slot, cause.rid)
+def verdict_of_failure(reports: Mapping[int, Report], report: Report) -> Verdict:
+    """Of the ranks that failed by themselves the one that failed first, and what had gone wrong before that.
+
+    ``report``: whose error ended the run, where no report has a verdict of its own.
+    """
+    own = [(mine, mine.verdict) for mine in reports.values() if mine.verdict is not None and mine.error is not None]
+    if not own and isinstance(report.error, CoreError | StopRun | GaveUp):
+        own = [(report, verdict_of_error(report.error))]
+    first, verdict = min(own, key=lambda item: place_of(item[1]))
+    broken = first_broken(reports.values())
+    if broken is not None:
+        # What the calls of a rank show is more exact than what lockstep sees of the same iteration.
+        is_exact = isinstance(first.error, CallsDiffer)
+        before = (broken.iteration, broken.rank)
+        if before < place_of(verdict) or (before == place_of(verdict) and not is_exact):
+            verdict = verdict_of(broken)
+    return root_cause(verdict, {rank: mine.calls for rank, mine in reports.items()})
+
+
+def place_of(verdict: Verdict) -> tuple[int, int]:
+    """Where a verdict stands in the order of the run."""
+    return verdict.iteration or 0, verdict.rank or 0
+
+
+def deadlock(status: Status, what: str, num_slots: int) -> Verdict:
+    """All ranks wait for one another. The least advanced of them is named, as in the simulated world."""
+    iteration, rank = min((status.iteration(rank), rank) for rank in range(status.pp_size))
+    return Verdict("fail", EXIT_LIVENESS, f"deadlock: {what}", "INV-40", rank, iteration, max(iteration, 0) % num_slots)
 
 
 def verdict_of_run(recording: Recording, reports: Sequence[Report]) -> Verdict:
     """All ranks have ended by themselves: did they stay in lockstep, leave nothing behind and answer everybody?"""
-    return lockstep(recording) or left_behind(reports) or unanswered(recording) or PASS
+    broken = first_broken(reports)
+    if broken is not None:
+        return verdict_of(broken)
+    lengths = [len(decisions) for decisions in recording.decisions]
+    for rank, length in enumerate(lengths):
+        if length != lengths[0]:
+            text = f"INV-02: rank {rank} had {length} iterations, rank 0 had {lengths[0]}"
+            return Verdict("fail", EXIT_SAFETY, text, "INV-02", rank, min(length, lengths[0]))
+    return next((report.verdict for report in reports if report.verdict is not None), PASS)
 
 
-def lockstep(recording: Recording) -> Verdict | None:
-    """Every rank decided and harvested what rank 0 did. Equal records are one object (``Recording.absorb``)."""
-    kinds: tuple[tuple[str, str, Sequence[Sequence[Decision | Harvest]]], ...] = (
-        ("decided", "INV-11", recording.decisions),
-        ("harvested", "INV-41", recording.harvests),
-    )
-    for verb, invariant, lists in kinds:
-        for rank, records in enumerate(lists):
-            for mine, first in zip(records, lists[0]):
-                if mine != first:
-                    text = f"{invariant}: rank {rank} {verb} {mine}, rank 0 {verb} {first}"
-                    return Verdict("fail", EXIT_SAFETY, text, invariant, rank, mine.iteration, mine.slot)
-            if len(records) != len(lists[0]):
-                text = f"INV-02: rank {rank} had {len(records)} iterations, rank 0 had {len(lists[0])}"
-                return Verdict("fail", EXIT_SAFETY, text, "INV-02", rank)
-    return None
-
-
-def left_behind(reports: Sequence[Report]) -> Verdict | None:
-    for report in reports:
-        if report.left_behind:
-            text = f"INV-46: rank {report.rank} at the end of the run: {report.left_behind}"
-            return Verdict("fail", EXIT_SAFETY, text, "INV-46", report.rank)
-    return None
-
-
-def unanswered(recording: Recording) -> Verdict | None:
-    """Each request has one terminal reply (invariant 61)."""
-    ended = [reply.rid for reply in recording.replies if reply.status != "token"]
-    for arrival in recording.arrivals:
-        if ended.count(arrival.rid) != 1:
-            text = f"INV-61: request {arrival.rid} got {ended.count(arrival.rid)} terminal replies, expected 1"
-            return Verdict("fail", EXIT_SAFETY, text, "INV-61", 0, rid=arrival.rid)
+def first_broken(reports: Iterable[Report]) -> InvariantViolation | None:
+    """The first rule that the ranks break together, in the order of iterations and ranks."""
+    records = {report.rank: report.records for report in reports}
+    together = Together(len(records), check=True, audited=any(report.is_audited for report in reports))
+    try:
+        for record in in_order(records):
+            together.take(record)
+    except InvariantViolation as broken:
+        return broken
     return None

@@ -23,20 +23,28 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from executor.client import GaveUp
-from executor.ending import root_cause, verdict_of_error, verdict_of_run
+from executor.ending import deadlock, verdict_of_failure, verdict_of_run
 from executor.prepare import arrivals_of, prepared
 from executor.status import Status
 from executor.supervise import STALL_S, Failed, Ranks, Stalled
-from executor.watchdog import Stuck, Watchdog, pulse_of
+from executor.watchdog import Watchdog, pulse_of
 from executor.worker import HOST, Job, Report, run_rank
+from ppsim.check.progress import Stuck
+from ppsim.check.watch import StopRun
 from ppsim.core.errors import CoreError
 from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Input
-from ppsim.errors import EXIT_LIVENESS, PpsimError, RankDied, UsageError
+from ppsim.errors import PpsimError, RankDied, ScenarioError, UsageError
 from ppsim.recording import Recording, Verdict
 from ppsim.scenario import Scenario
+from ppsim.scenario.rank import rank_config
 from ppsim.workload import Arrival
 from ppsim.workload.build import controls
+
+NOT_HERE = (
+    "run.invariants: INV-07 and INV-08 are not checked on real processes, where nobody knows in which iterations two "
+    "ranks are at one moment (ppsim run checks them)"
+)
 
 Progress = Callable[[int, int], None]
 
@@ -84,8 +92,12 @@ def execute(
     importable in the rank's process. Raises UsageError and RankDied as the head of this file says.
     """
     scenario = prepared(scenario, model_dir, device)
+    if scenario.bugs and hooks is not Hooks:
+        raise ScenarioError("bugs", "cannot be combined with hooks of the caller's own", "give the one or the other")
     pp_size = scenario.cluster.pp_size
     recording = Recording(pp_size, name=scenario.name, seed=scenario.seed, world="exec")
+    if scenario.run.invariants:
+        recording.warn(NOT_HERE)
     inputs = None if inputs_by_iteration is None else dict(inputs_by_iteration)
     live = arrivals_of(scenario, arrivals, inputs, recording)
     scripted = controls(scenario) if inputs is None else ()
@@ -129,7 +141,7 @@ def execute(
         recording.stands = watchdog.stands if watchdog is not None else []
         return ExecutionResult(recording, stuck.verdict)
     except Stalled as stall:
-        return ExecutionResult(recording, Verdict("fail", EXIT_LIVENESS, f"deadlock: {stall}", "INV-40"))
+        return ExecutionResult(recording, deadlock(status, str(stall), rank_config(scenario, 0).num_slots))
     finally:
         ranks.stop()
     absorb(recording, reports)
@@ -169,9 +181,9 @@ def port_taken(port: int | None, error: Exception) -> UsageError:
 def failed(report: Report, ranks: Ranks, recording: Recording) -> ExecutionResult:
     """A rank said why it ended: a broken rule and a limit are verdicts, all else is an error."""
     error = report.error
-    if isinstance(error, CoreError | GaveUp):
+    if isinstance(error, CoreError | StopRun | GaveUp):
         absorb(recording, list(ranks.reports.values()))
-        return ExecutionResult(recording, root_cause(verdict_of_error(error), ranks.reports))
+        return ExecutionResult(recording, verdict_of_failure(ranks.reports, report))
     if isinstance(error, UsageError):
         raise error
     who = f"rank {report.rank} of {recording.pp_size}"

@@ -9,9 +9,11 @@ import torch
 
 from executor.checkpoint import check_tensors, checkpoint_model, tensor_index
 from executor.model import FAMILIES, dtype_of
+from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Input, NewRequest
 from ppsim.core.tokens import count, unpack
 from ppsim.errors import ScenarioError, UsageError
+from ppsim.planted import bug
 from ppsim.recording import Recording
 from ppsim.scenario import Scenario
 from ppsim.scenario.check import check_scenario
@@ -57,6 +59,7 @@ def prepared(scenario: Scenario, model_dir: str | None, device: str) -> Scenario
         raise ScenarioError("hicache.enabled", "the executor keeps KV on the device only", "switch it off")
     if scenario.chance != Chance():
         raise ScenarioError("chance", "is decided by the simulated world only", "leave the section out")
+    check_bugs(scenario)
     dtype_of(model)
     if folder is not None:
         check_checkpoint(scenario, folder)
@@ -106,6 +109,20 @@ def check_key(scenario: Scenario, folder: str | None) -> None:
             + "; ".join(wrong),
             "leave model.key out, or give the folder of its checkpoint",
         )
+
+
+WORLD_HOOKS = ("store_age_ns", "write_begins_ns", "transfer_drains", "tells_peer", "lease_ends")
+"""Hooks that a rank never asks: they are about how the simulated world's store and transfers behave."""
+
+
+def check_bugs(scenario: Scenario) -> None:
+    """Real processes run the planted bugs of ranks; what a bug does to a world is the simulated world's."""
+    for name in scenario.bugs:
+        hooks = bug(name).hooks
+        mine = [hook for hook in WORLD_HOOKS if getattr(hooks, hook) is not getattr(Hooks, hook)]
+        if mine:
+            problem = f"{name!r} changes {mine[0]}, which only the simulated world asks"
+            raise ScenarioError("bugs", problem, "ppsim run has it; ppsim exec runs bugs of the ranks themselves")
 
 
 def check_checkpoint(scenario: Scenario, folder: str) -> None:

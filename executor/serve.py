@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from traceback import format_exc
 
@@ -12,8 +14,10 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from executor.client import Client, LiveClient, ReplayClient
+from executor.client import Client, GaveUp, LiveClient, ReplayClient
 from executor.driver import Answers
+from executor.ending import verdict_of_error
+from executor.place import Place
 from executor.stage import kv_of, load_stage
 from executor.status import Status
 from executor.store import ConsensusStore
@@ -22,11 +26,14 @@ from executor.timing import ForwardTimer
 from executor.transport import PeerLost, Transport
 from executor.watchdog import attach
 from executor.worker import HOST, Job, Report
+from ppsim.check.verdicts import calls_of
+from ppsim.check.watch import StopRun
 from ppsim.core.errors import CoreError
-from ppsim.core.loop import build_rank
-from ppsim.core.messages import Call
-from ppsim.core.rank import Rank
+from ppsim.core.hooks import Hooks
+from ppsim.core.loop import build_rank, event_loop_pp
+from ppsim.core.outcome import Verdict
 from ppsim.errors import PpsimError, UsageError
+from ppsim.planted import hooks_for
 from ppsim.recording import Recording
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 
@@ -37,27 +44,32 @@ FOREVER = timedelta(days=365)  # an idle rank waits as long as no client sends a
 def attempt(rank: int, job: Job, status: Status) -> Report:
     """Run the rank; every exception becomes a report."""
     recording = Recording(job.scenario.cluster.pp_size, name=job.scenario.name, seed=job.scenario.seed, world="exec")
-    core = build_rank(rank_config(job.scenario, rank), job.hooks(rank, 0))
+    core = build_rank(rank_config(job.scenario, rank), hooks_of(job)(rank, 0))
+    place = Place(core, job.scenario)
+    ended = Report(rank, recording, is_audited=job.scenario.run.invariants)
     try:
-        serve(core, job, status, recording)
-        return Report(rank, recording, left_behind=left_behind(core))
+        verdict = serve(place, job, status, recording)
+        return replace(ended, verdict=verdict, records=tuple(place.records))
     except PeerLost as lost:
         error = PpsimError(f"lost rank {lost.peer} while {lost.doing} it")
-        return Report(rank, recording, error, lost_peer=lost.peer, calls=calls_of(core))
+        return replace(ended, error=error, lost_peer=lost.peer, calls=calls_of(place), records=tuple(place.records))
     except (CoreError, PpsimError) as known:
-        return Report(rank, recording, known, trace=format_exc(), calls=calls_of(core))
+        verdict = verdict_of_error(known, place) if isinstance(known, CoreError | StopRun | GaveUp) else None
+        ended = replace(ended, error=known, trace=format_exc(), verdict=verdict)
+        return replace(ended, calls=calls_of(place), records=tuple(place.records))
     except Exception as unknown:
         return Report(rank, error=PpsimError(f"{type(unknown).__name__}: {unknown}"), trace=format_exc())
 
 
-def calls_of(core: Rank) -> tuple[Call, ...]:
-    """What the rank consensus checker of this rank has recorded lately."""
-    return core.checker.log if core.checker is not None else ()
+def hooks_of(job: Job) -> Callable[[int, int], Hooks]:
+    """The plug-in that was given, or the planted bugs of the scenario."""
+    return hooks_for(job.scenario.bugs) if job.scenario.bugs else job.hooks
 
 
-def serve(core: Rank, job: Job, status: Status, recording: Recording) -> None:
-    """Load, connect, run the event loop to its end, leave together."""
+def serve(place: Place, job: Job, status: Status, recording: Recording) -> Verdict | None:
+    """Load, connect, run the event loop to its end, leave together. The reply is what this rank left behind, if any."""
     torch.set_num_threads(1)
+    core = place.rank
     rank = core.config.pp_rank
     scenario, device = job.scenario, device_of(job.device, rank)
     stage = load_stage(scenario, rank, device)
@@ -74,10 +86,16 @@ def serve(core: Rank, job: Job, status: Status, recording: Recording) -> None:
     timer = ForwardTimer(start_ns, device)
     surroundings = Surroundings(core, scenario, timer.now_ns, store)
     client = client_of(job, timer)
-    answers = Answers(rank, stage, kv, capacity_tokens, transport, client, recording, timer, status, surroundings)
-    attach(answers, core, scenario, job.pulse)
+    place.facts, place.stored, place.now_ns = surroundings.facts, surroundings.stored, timer.now_ns
+    answers = Answers(
+        rank, stage, kv, capacity_tokens, transport, client, recording, timer, status, surroundings, place.observers
+    )
+    place.judge()
+    attach(place, recording, scenario, job.pulse)
     try:
-        answers.drive(core)
+        place.loop = event_loop_pp(core)
+        answers.drive(core, place.loop)
+        verdict = place.left_behind(recording, [work.kind for work in transport.outstanding.values()])
         transport.finish()
         if rank == 0:
             recording.warn_of_ignored_aborts(core.scheduler.num_ignored_aborts)
@@ -88,6 +106,7 @@ def serve(core: Rank, job: Job, status: Status, recording: Recording) -> None:
     if store is not None:
         store.close()
     dist.destroy_process_group()
+    return verdict
 
 
 def device_of(name: str, rank: int) -> torch.device:
@@ -135,23 +154,3 @@ def client_of(job: Job, timer: ForwardTimer) -> Client:
     limit = job.scenario.run.max_iterations
     concurrency = job.scenario.workload.concurrency
     return LiveClient(job.arrivals, timer.now_ns, lambda ns: time.sleep(ns / 1e9), limit, job.controls, concurrency)
-
-
-def left_behind(core: Rank) -> str:
-    """What a rank still holds after its last iteration; empty if it ended as it began."""
-    scheduler, kv = core.scheduler, core.scheduler.kv
-    if scheduler.requests or scheduler.waiting or scheduler.chunked:
-        return f"requests are left in the queues: {list(scheduler.requests)[:3]}"
-    if core.last_rank_comm_queue:
-        return f"{len(core.last_rank_comm_queue)} outputs were never released"
-    if core.link.inbox_size:
-        return f"{core.link.inbox_size} messages were received and never used"
-    if kv.tree.protected_tokens:
-        return f"{kv.tree.protected_tokens} cached tokens are still locked"
-    problem = kv.audit()
-    kv.tree.reset()
-    if problem or kv.pool.free_tokens != kv.pool.capacity_tokens:
-        return problem or f"{kv.pool.free_tokens} of {kv.pool.capacity_tokens} KV tokens are free"
-    if len(kv.free_rows) != scheduler.config.max_running_requests:
-        return f"{len(kv.free_rows)} of {scheduler.config.max_running_requests} request rows are free"
-    return ""

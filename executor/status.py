@@ -75,6 +75,10 @@ class Status:
         """Effects so far, of each rank."""
         return [self.cells[rank * NUM_CELLS + 3] for rank in range(self.pp_size)]
 
+    def iteration(self, rank: int) -> int:
+        """The iteration of a rank, -1 before the first."""
+        return int(self.cells[rank * NUM_CELLS + 1])
+
     def all_wait(self) -> bool:
         """Every rank waits for another one."""
         return all(self.cells[rank * NUM_CELLS] in WAITING for rank in range(self.pp_size))

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from executor.store import ConsensusStore
-from ppsim.core.consensus import KVPoll, store_minimum
+from ppsim.core.consensus import KVPoll
 from ppsim.core.rank import Rank
 from ppsim.scenario import Scenario
 from ppsim.workload.choices import SeededChoices
@@ -27,6 +27,7 @@ class Surroundings:
         core.hooks.wall_clock_ns = now_ns
         self.rank = core.link.rank_id
         self.facts = Facts(scenario.observations, SeededChoices(scenario.seed))
+        self.stored: dict[str, list[int | None]] = {}  # statuses that the last look found, by request
         self.watched: list[str] = []  # requests whose sender status this rank reports
 
     def look(self, what: str, keys: tuple[str, ...], iteration: int) -> tuple[int, ...] | None:
@@ -42,8 +43,13 @@ class Surroundings:
                 return tuple(known(facts.sender(me, iteration, rid)) for rid in keys)
             case "bootstrap_store" if self.store is not None:
                 self.report(iteration)
-                return tuple(store_minimum(self.store.collect(rid)) for rid in keys)
+                return tuple(self.decision(self.store, rid) for rid in keys)
         return None
+
+    def decision(self, store: ConsensusStore, rid: str) -> int:
+        """What the store says of a request, from the statuses that have reached the first rank by now."""
+        self.stored[rid] = statuses = store.collect(rid)
+        return self.core.hooks.store_decision(statuses)
 
     def report(self, iteration: int) -> None:
         """Put this rank's sender statuses, as they are in this iteration, into the store."""

@@ -43,6 +43,7 @@ class SendWork:
     dst: int
     handles: tuple[dist.Work, ...]
     buffers: tuple[torch.Tensor, ...]
+    kind: str  # of message
 
 
 class Transport:
@@ -65,7 +66,7 @@ class Transport:
         with peer_errors(dst, "sending to"):
             handles = tuple(started(dist.isend(buffer, dst, tag=TAG[message.lane])) for buffer in buffers)
         self.num_sent += 1
-        self.outstanding[self.num_sent] = SendWork(dst, handles, tuple(buffers))
+        self.outstanding[self.num_sent] = SendWork(dst, handles, tuple(buffers), message.kind.value)
         return self.num_sent
 
     def commit(self, work: Work) -> None:

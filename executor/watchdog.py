@@ -20,19 +20,19 @@ import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from executor.status import CODE, EFFECTS, NUM_CELLS, STARTING, Status
+from ppsim.check.observers import Before
+from ppsim.check.progress import Standing, Stuck, no_progress, state_lines
 from ppsim.core.effects import AwaitTokens, Commit, Ingest, Launch, Recv, Send
-from ppsim.core.progress import Standing, first_without_progress, state_lines
+from ppsim.core.outcome import Stand, Verdict
 from ppsim.core.rank import Rank
-from ppsim.errors import EXIT_LIVENESS
-from ppsim.recording import Recording, Verdict
-from ppsim.recording.schema import Stand
+from ppsim.recording import Recording
 from ppsim.scenario import Scenario
 
 if TYPE_CHECKING:
-    from executor.driver import Answers
+    from executor.place import Place
 
 NS_PER_MS = 1_000_000
 START_MS = 120_000.0  # loading libraries and weights, and meeting the other ranks
@@ -46,14 +46,6 @@ DOING = {
     CODE[AwaitTokens]: "waits for sampled tokens",
     CODE[Ingest]: "waits for clients",
 }
-
-
-class Stuck(Exception):
-    """A rank made no progress for too long; carries the verdict of the run."""
-
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict)
-        self.verdict = verdict
 
 
 class Pulse:
@@ -84,50 +76,48 @@ def pulse_of(scenario: Scenario, context: BaseContext) -> Pulse | None:
 # --- in the process of a rank ----------------------------------------------------------------------------------
 
 
-def attach(answers: Answers, core: Rank, scenario: Scenario, pulse: Pulse | None) -> None:
+def attach(place: Place, recording: Recording, scenario: Scenario, pulse: Pulse | None) -> None:
     """Let the pauses of this rank happen, and show the launcher that it lives. Call before the rank is driven."""
-    table, rank = answers.table, answers.rank
+    rank, core = place.rank_id, place.rank
     pauses = sorted((p.at_iteration, p.ms) for p in scenario.faults.pauses if p.rank == rank)
     if pauses:
-        for effect in (Ingest, Recv):  # one of them opens every iteration
-            table[effect] = pausing(core, pauses, table[effect])
+        place.observers.before(pausing(core, pauses), Ingest, Recv)  # one of them opens every iteration
     if pulse is not None:
-        follow_sends(rank, pulse, table)
-        threading.Thread(target=beat, args=(rank, core, answers.recording, pulse), daemon=True).start()
+        follow_sends(place, pulse)
+        threading.Thread(target=beat, args=(rank, core, recording, pulse), daemon=True).start()
 
 
-def pausing(core: Rank, pauses: list[tuple[int, float]], handler: Callable[[Any], object]) -> Callable[[Any], object]:
+def pausing(core: Rank, pauses: list[tuple[int, float]]) -> Before:
     """Stand still where the scenario says so: asleep for a time, or stopped as a whole process until it is killed."""
 
-    def paused(effect: Any) -> object:
+    def paused(effect: object) -> None:
         if pauses and core.started is not None and core.iteration >= pauses[0][0]:
             _, ms = pauses.pop(0)
             if ms:
                 time.sleep(ms / 1000)
             else:
                 os.kill(os.getpid(), signal.SIGSTOP)
-        return handler(effect)
 
     return paused
 
 
-def follow_sends(rank: int, pulse: Pulse, table: dict[type, Callable[[Any], object]]) -> None:
+def follow_sends(place: Place, pulse: Pulse) -> None:
     """A commit names a send, not a rank: remember whom each send went to."""
+    rank = place.rank_id
     peers: dict[object, int] = {}
-    send, commit = table[Send], table[Commit]
 
-    def sending(effect: Send) -> object:
-        work = send(effect)
+    def sent(effect: Send, work: object) -> None:
         peers[work] = effect.dst
-        return work
 
-    def committing(effect: Commit) -> object:
+    def committing(effect: Commit) -> None:
         pulse.commits[rank] = peers.pop(effect.work, -1)
-        result = commit(effect)
-        pulse.commits[rank] = -1
-        return result
 
-    table[Send], table[Commit] = sending, committing
+    def committed(effect: Commit, _: object) -> None:
+        pulse.commits[rank] = -1
+
+    place.observers.after(sent, Send)
+    place.observers.before(committing, Commit)
+    place.observers.after(committed, Commit)
 
 
 def beat(rank: int, core: Rank, recording: Recording, pulse: Pulse) -> None:
@@ -202,16 +192,10 @@ class Watchdog:
         """The report: each rank's effect, the rank to look at first, and every rank's state."""
         ranks = range(self.status.pp_size)
         standings = [self.standing(rank, now, rank in reported) for rank in ranks]
-        first, cycle = first_without_progress(standings)
-        limit = f"{self.pulse.limit_ms:g} ms"
-        lines = [f"watchdog: no progress for {limit}; first: {standings[first].sentence(now)}"]
-        lines += [f"  {s.sentence(now)}" for s in standings if s.rank != first]
-        if cycle:
-            lines.append("  wait-for cycle: " + " -> ".join(str(rank) for rank in [*cycle, cycle[0]]))
+        states: list[str] = []
         for rank in ranks:
             age_ms = (now - self.pulse.marks[rank]) / NS_PER_MS
-            lines.append(f"  state of rank {rank}, written {age_ms:.0f} ms ago:")
-            lines += [f"    {line}" for line in self.pulse.read(rank)]
-        invariant = "INV-40" if cycle else None
+            states.append(f"  state of rank {rank}, written {age_ms:.0f} ms ago:")
+            states += [f"    {line}" for line in self.pulse.read(rank)]
         self.stands = [Stand(s.rank, s.iteration, None, s.doing, s.waits_for, None) for s in standings]
-        return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), invariant, first, standings[first].iteration)
+        return no_progress(standings, now, f"{self.pulse.limit_ms:g} ms", states)

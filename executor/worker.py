@@ -17,8 +17,10 @@ from multiprocessing import connection, parent_process
 
 from executor.status import Status
 from executor.watchdog import Pulse
+from ppsim.check.together import Record
 from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Call, Input
+from ppsim.core.outcome import Verdict
 from ppsim.recording import Recording
 from ppsim.scenario import Scenario
 from ppsim.workload import Arrival, Control
@@ -49,8 +51,10 @@ class Report:
     error: Exception | None = None
     lost_peer: int | None = None
     trace: str = ""
-    left_behind: str = ""
+    verdict: Verdict | None = None  # of its error, or of what it had left behind at the end
     calls: tuple[Call, ...] = ()  # of the rank consensus checker, where it is on
+    records: tuple[Record, ...] = ()  # what it is held against the other ranks by
+    is_audited: bool = False  # run.invariants: the records show all of its state, not its decisions alone
 
 
 def run_rank(rank: int, job: Job, pipe: connection.Connection, status: Status) -> None:

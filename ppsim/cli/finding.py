@@ -52,7 +52,7 @@ def print_finding(found: Finding, path: Path, seed: int, max_s: float) -> None:
 
 def statement(name: str) -> str:
     """The rule behind a number; other names say it themselves."""
-    from ppsim.core.invariants import BY_NAME
+    from ppsim.check.invariants import BY_NAME
 
     return f" {BY_NAME[name].statement}" if name in BY_NAME else ""
 

@@ -101,13 +101,13 @@ def probes(as_json: JsonOption = False) -> int:
 @guarded
 def invariants(as_json: JsonOption = False) -> int:
     """The invariants of lockstep, the rules of bug reports after them, and who checks each."""
-    from ppsim.core.invariants import BY_NAME
+    from ppsim.check.invariants import BY_NAME
 
     if as_json:
-        print(json.dumps([{"name": i.name, "statement": i.statement, "owner": i.owner} for i in BY_NAME.values()]))
+        print(json.dumps([{"name": i.name, "statement": i.statement, "owner": i.checked_by} for i in BY_NAME.values()]))
         return 0
     for i in BY_NAME.values():
-        print(f"{i.name}  {i.statement}  [{i.owner}]")
+        print(f"{i.name}  {i.statement}  [{i.checked_by}]")
     return 0
 
 

@@ -5,6 +5,11 @@ All fields are positional, so that an error survives being rebuilt from ``.args`
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ppsim.core.messages import CallLog
+
 
 class CoreError(Exception):
     """Base of the errors that the replicated scheduler raises."""
@@ -32,7 +37,7 @@ class ProtocolError(CoreError):
 
 
 class InvariantViolation(CoreError):
-    """A numbered invariant does not hold (``invariants.py``)."""
+    """A numbered invariant does not hold (``ppsim.check.invariants``)."""
 
     def __init__(self, invariant: str, rank: int, iteration: int, slot: int, rid: str, detail: str) -> None:
         super().__init__(invariant, rank, iteration, slot, rid, detail)
@@ -44,6 +49,20 @@ class InvariantViolation(CoreError):
         return (
             f"{self.invariant} at rank {self.rank}, iteration {self.iteration}, slot {self.slot}{about}: {self.detail}"
         )
+
+
+class CallsDiffer(CoreError):
+    """The last stage's rank consensus checker has compared a window of calls, and the digests differ.
+
+    ``logs`` are those that came, one for each distinct digest; ``ppsim.check.calls`` names the first call that differs.
+    """
+
+    def __init__(self, rank: int, iteration: int, slot: int, logs: tuple[CallLog, ...]) -> None:
+        super().__init__(rank, iteration, slot, logs)
+        self.rank, self.iteration, self.slot, self.logs = rank, iteration, slot, logs
+
+    def __str__(self) -> str:
+        return f"rank {self.rank}, iteration {self.iteration}, slot {self.slot}: the calls of the ranks differ"
 
 
 class PoolError(CoreError):

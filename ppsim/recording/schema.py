@@ -4,22 +4,24 @@ Rule: everything here is logical (rank, iteration, slot, rid, integers) except f
 part is a function of the scenario, the seed and the replicated inputs; the times belong to the world that made them.
 So digests and ``ppsim diff`` leave the times out, and summaries and pictures need them.
 
-``Decision``, ``Harvest`` and ``Reply`` are the core's own effects (``ppsim.core.effects``), recorded as they are.
+``Decision``, ``Harvest`` and ``Reply`` are the core's own effects (``ppsim.core.effects``), recorded as they are; how a
+run ended and where its ranks stood (``Verdict``, ``Stand``) are ``ppsim.core.outcome``'s, for the judge makes them.
 """
 
 from __future__ import annotations
 
 from dataclasses import fields
 from hashlib import blake2b
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from ppsim.core.messages import AbortReq, FlushCache, Input, NewRequest, Shutdown
+from ppsim.core.outcome import PASS as PASS
+from ppsim.core.outcome import Stand as Stand
+from ppsim.core.outcome import Verdict as Verdict
 from ppsim.core.tokens import count
 
 SCHEMA = "ppsim-recording"
 SCHEMA_VERSION = 1
-
-VerdictKind: TypeAlias = Literal["pass", "fail", "unknown"]
 
 
 class Arrival(NamedTuple):
@@ -118,33 +120,7 @@ class Mark(NamedTuple):
     time_ns: int
 
 
-class Stand(NamedTuple):
-    """Where a rank stood when a run failed."""
-
-    rank: int
-    iteration: int
-    slot: int | None  # None: not known
-    doing: str
-    waits_for: int | None  # another rank of its pipeline; None: nobody
-    since_ns: int | None  # when its last effect was over, on the clock of the spans; None: not known
-
-
-class Verdict(NamedTuple):
-    """How a run ended. ``message`` is the whole text for the user; the other fields say where, as far as known."""
-
-    kind: VerdictKind
-    exit_code: int
-    message: str = ""
-    invariant: str | None = None
-    rank: int | None = None
-    iteration: int | None = None
-    slot: int | None = None
-    rid: str | None = None
-
-
 INPUT_KINDS: dict[type, str] = {NewRequest: "new", AbortReq: "abort", FlushCache: "flush", Shutdown: "shutdown"}
-
-PASS = Verdict("pass", 0)
 
 
 def input_record(item: Input) -> InputRecord:

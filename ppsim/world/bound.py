@@ -17,10 +17,10 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ppsim.check.progress import describe
+from ppsim.check.watch import StopRun
 from ppsim.core.effects import Effect, Ingest
-from ppsim.core.progress import describe
 from ppsim.errors import EXIT_LIVENESS, EXIT_UNKNOWN
-from ppsim.world.watch import StopRun
 
 if TYPE_CHECKING:
     from ppsim.world.driver import SimulatedRank

@@ -8,17 +8,18 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator
-from types import GeneratorType
 from typing import Any
 
 from simpy import Environment, Event
 
+from ppsim.check.observers import Observers, phase_of
+from ppsim.check.physical import buffer_given_up
 from ppsim.core import effects as fx
 from ppsim.core.agreed import Local
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.loop import event_loop_pp
-from ppsim.core.messages import Hidden, Lane, Meta, NewRequest, Output
+from ppsim.core.messages import Hidden, Lane, NewRequest, Output
 from ppsim.core.rank import Rank
 from ppsim.core.tokens import count
 from ppsim.cost.stage import StageCost
@@ -58,6 +59,9 @@ class SimulatedRank:
         self.skew_ms = clock_skew_ms(setting, self.rank_id)
         rank.hooks.wall_clock_ns, rank.hooks.failing_allocations = self.wall_clock_ns, dict(setting.failing)
         self.tiers = Tiers(self) if setting.scenario.hicache.enabled else None
+        self.observers = Observers()
+        self.observers.before(Bound(self).counts)
+        self.stored: dict[str, list[int | None]] = {}  # statuses that the last look into the store found, by request
         self.effect: fx.Effect | None = None
         self.waits_for: int | None = None  # peer of a blocked effect
         self.done = False
@@ -89,7 +93,7 @@ class SimulatedRank:
     def run(self) -> Generator[Event, None, None]:
         """The SimPy process."""
         reply: Any = None
-        handlers, loop, counts = self.handlers, self.loop, Bound(self).counts
+        handlers, loop, befores, afters = self.handlers, self.loop, self.observers.befores, self.observers.afters
         while True:
             try:
                 effect = loop.send(reply)
@@ -100,9 +104,10 @@ class SimulatedRank:
                 self.setting.running = self
                 raise
             self.effect = effect
-            counts(effect)
             if self.pauses and self.rank.iteration >= self.pauses[0].at_iteration:
                 yield from self._pause()
+            for look in befores[type(effect)]:
+                look(effect)
             handler = handlers[type(effect)]
             reply = handler(effect)
             while isinstance(reply, Pending):
@@ -113,6 +118,8 @@ class SimulatedRank:
                     yield self._wake
                 reply = handler(effect)
             self.waits_for = None
+            for look_back in afters[type(effect)]:
+                look_back(effect, reply)
 
     def _pause(self) -> Generator[Event, None, None]:
         """Stand still (faults.pauses). The world's time comes to the end of the pause only if nothing else can run."""
@@ -134,20 +141,34 @@ class SimulatedRank:
 
     def phase(self) -> str:
         """Name of the phase the loop stands in, for reports."""
-        names: list[str] = []
-        frame: Any = self.loop
-        while isinstance(frame, GeneratorType):
-            names.append(frame.__name__)
-            frame = frame.gi_yieldfrom
-        return names[1] if len(names) > 1 else names[0] if names else "ended"
+        return phase_of(self.loop)
+
+    # --- what the judge asks (``ppsim.check.observers.Seat``) ------------------------------------------------------
+
+    def iteration_of(self, rank_id: int) -> int | None:
+        """The iteration in which another rank is; None: it has ended."""
+        peer = self.setting.ranks[rank_id]
+        return None if peer.done else peer.rank.iteration
+
+    def transfer_of(self, rid: str) -> int | None:
+        """Of a single role against a modelled peer; where both sides are here, ``pd_pages.py`` looks at the pages."""
+        facts, iteration = self.setting.facts, self.rank.iteration
+        if self.rank.config.role == "prefill":
+            poll, kind = facts.sender, "transfer"
+        else:
+            poll, kind = facts.receiver, "receive"
+        return unknown(poll(self.rank_id, iteration, rid)) if (self.rank_id, kind, rid) in facts.known else None
+
+    def sampled(self, reply: object) -> tuple[int, ...]:
+        """The tokens of a launch on the last stage."""
+        assert isinstance(reply, Payload)
+        return reply.tokens
 
     # --- communication ---------------------------------------------------------------------------------------
 
     def _send(self, effect: fx.Send) -> Any:
         network = self.setting.network
         message = effect.message
-        if self.setting.audit is not None and not self.waits_for:
-            self.setting.audit.posted(self, effect.dst, message)
         if isinstance(message, Hidden | Output) and network.links.send == "rendezvous" and not effect.paired:
             return self._send_blocking(effect)
         work = network.post(self.rank_id, effect.dst, message, self.now, self.streams, effect.paired)
@@ -191,9 +212,6 @@ class SimulatedRank:
             kind, iteration = parcel.message.kind.value, parcel.message.iteration
             times = (parcel.leaves_ns, parcel.sent_until_ns, parcel.arrival_ns)
             self.setting.recording.message(effect.src, self.rank_id, kind, iteration, *times)
-        if self.setting.audit is not None and isinstance(parcel.message, Meta):
-            self.setting.audit.took_list(self, parcel.message)
-            self.setting.audit.between(self)
         return parcel.message if parcel.payload is None else self._arrived(parcel)
 
     def _arrived(self, parcel: Parcel) -> Hidden | Output:
@@ -265,16 +283,10 @@ class SimulatedRank:
     def _drop(self, effect: fx.Drop) -> None:
         parcel = self.setting.network.works.pop(effect.work)
         unsent = parcel.payload is not None and not parcel.under_way
-        if parcel.posted_ns is None or unsent or parcel.sent_until_ns > self.now:
-            raise InvariantViolation(
-                "INV-38",
-                self.rank_id,
-                self.rank.iteration,
-                self.rank.slot,
-                "",
-                f"the buffer of the {parcel.message.kind.value} message to rank {parcel.dst} is given up at "
-                f"{self.now} ns, before its send is over",
-            )
+        is_over = parcel.posted_ns is not None and not unsent and parcel.sent_until_ns <= self.now
+        wrong = buffer_given_up(parcel.message.kind.value, parcel.dst, self.now, is_over=is_over)
+        if wrong:
+            raise InvariantViolation("INV-38", self.rank_id, self.rank.iteration, self.rank.slot, "", wrong)
 
     # --- device ----------------------------------------------------------------------------------------------
 
@@ -283,8 +295,6 @@ class SimulatedRank:
         graph = batch.can_run_cuda_graph and not self.rank.config.is_last
         if (graph or self.streams.holds_posted) and self._must_settle():
             return BLOCKED
-        if setting.audit is not None:
-            setting.audit.launches(self, effect)
         hidden_ready = 0
         if effect.hidden is not None:
             assert isinstance(effect.hidden.payload, Payload)
@@ -313,15 +323,11 @@ class SimulatedRank:
         )
         if self.rank.link.is_leader:
             self.setting.recording.sampled(batch.iteration, batch.slot, tokens)
-        if self.setting.audit is not None:
-            self.setting.audit.sampled(batch, tokens)
         return tokens
 
     def _await_tokens(self, effect: fx.AwaitTokens) -> tuple[int, ...] | Pending:
         if self.streams.reads_stream and self.streams.holds_posted and self._must_settle():
             return BLOCKED
-        if self.setting.audit is not None:
-            self.setting.audit.awaited(self, effect.output)
         payload = effect.output.payload
         assert isinstance(payload, Payload)
         self.now = max(self.now, self.streams.read_after(payload.ready_ns))
@@ -342,25 +348,18 @@ class SimulatedRank:
         return None
 
     def _read_inputs(self, effect: fx.Ingest) -> Any:
-        if self.setting.audit is not None:
-            self.setting.audit.between(self)
         inputs, self.now = self.setting.client.ingest(effect.iteration, effect.idle, self.now)
         recording = self.setting.recording
         for item in inputs:
             if isinstance(item, NewRequest) and item.rid in self.setting.scripted:
                 recording.arrival(item.rid, self.now, count(item.prompt), item.max_new_tokens)
         recording.ingested(effect.iteration, inputs, self.now)
-        self.setting.watch.ingested(effect.iteration, inputs, effect.idle)
         return inputs
 
     def _observe(self, effect: fx.Observe) -> Any:
         if effect.what in ("bootstrap_store", "prefetch") and self.env.now < self.now:
             return BEHIND
-        if self.setting.audit is not None:
-            self.setting.audit.observed(self, effect)
         values = self._look(effect.what, effect.keys, effect.iteration)
-        if self.setting.audit is not None:
-            self.setting.audit.rules.seen(self, effect, values)
         self.setting.recording.observed(self.rank_id, effect.iteration, effect.what, effect.keys, values)
         return Local(values, self.rank_id, effect.iteration)
 
@@ -401,10 +400,8 @@ class SimulatedRank:
             if peer is self:  # its own status is not replicated: it is there
                 iteration = self.rank.iteration
             statuses.append(self.setting.facts.sender(peer.rank_id, iteration, rid) if iteration >= 0 else None)
-        value = hooks.store_decision(statuses)
-        if self.setting.audit is not None:
-            self.setting.audit.store_read(self, rid, statuses, value)
-        return value
+        self.stored[rid] = statuses
+        return hooks.store_decision(statuses)
 
     def _await_local(self, effect: fx.AwaitLocal) -> None:
         """Block until a fact of this rank is true; a blocked rank counts no iterations, so they are given a time."""
@@ -424,11 +421,7 @@ class SimulatedRank:
             self.setting.marks.acted(self, effect.what, effect.key)
 
     def _reply(self, effect: fx.Reply) -> None:
-        if self.rank_id:
-            rank, text = self.rank, f"it answers the client of {effect.rid}; only the first rank has clients"
-            raise InvariantViolation("INV-61", self.rank_id, rank.iteration, rank.slot, effect.rid, text)
         self.setting.recording.reply(self.now, effect)
-        self.setting.watch.replied(effect, self.rank.iteration, self.rank.slot)
         self._tell_client(effect)
 
     def _tell_client(self, effect: fx.Reply) -> None:
@@ -443,37 +436,23 @@ class SimulatedRank:
     def _decided(self, effect: fx.Decided) -> None:
         decision = effect.decision
         if decision.iteration == 0:  # nothing has been computed before
-            self.rank.scheduler.kv.on_swap = self._swapped
+            self.rank.scheduler.kv.on_swap = self._swapped if self.tiers is not None else None
         self.iteration_starts.append(self.now)
         if self.tiers is not None:
             self.tiers.visited(bool(decision.pieces))
-        audit = self.setting.audit
-        if audit is not None:
-            audit.before_decision(self, decision)
         if decision.mode != "empty" or not self.scenario.host.free_empty_visit:
             self.now += self.schedule_ns
         self.setting.recording.decision(self.rank_id, decision)
-        self.setting.watch.decided(self.rank_id, decision)
-        if audit is not None:
-            audit.after_decision(self, decision)
 
     def _swapped(self, pages: list[int]) -> None:
         """A duplicate's pages are free although a launched chunk may still write them."""
-        if self.tiers is not None:
-            self.tiers.swapped()
-        if self.setting.audit is not None:
-            self.setting.audit.swapped(self, pages)
+        assert self.tiers is not None
+        self.tiers.swapped()
 
     def _harvested(self, effect: fx.Harvested) -> None:
         if effect.harvest.harvested is not None:
             self.now += self.process_ns
         self.setting.recording.harvest(self.rank_id, effect.harvest)
-        audit = self.setting.audit
-        if audit is not None:
-            audit.before_harvest(self, effect.harvest)
-        self.setting.watch.harvested(self.rank_id, effect.harvest)
-        if audit is not None:
-            audit.harvested(self, effect.harvest)
 
 
 def unknown(status: int | None) -> int:

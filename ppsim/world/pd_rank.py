@@ -13,6 +13,7 @@ from typing import Any
 
 from simpy import Environment, Event
 
+from ppsim.check.watch import StopRun
 from ppsim.core import effects as fx
 from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.rank import Rank
@@ -25,7 +26,6 @@ from ppsim.world.pd_rooms import Write
 from ppsim.world.pd_sides import PREFILL
 from ppsim.world.pd_transfer import Transfers
 from ppsim.world.setting import Setting
-from ppsim.world.watch import StopRun
 
 LOOKS_ACROSS = ("sender", "receiver", "first_token", "bootstrap_store")
 
@@ -162,10 +162,8 @@ class PipelineRank(SimulatedRank):
             age_ns = hooks.store_age_ns(lag_ns, peer.rank_id, self.rank.iteration)
             sender = self.transfers.sender(peer.rank_id, self._room(rid))
             statuses.append(sender.status_before(self.now if peer is self else self.now - age_ns))
-        value = hooks.store_decision(statuses)
-        if self.setting.audit is not None:
-            self.setting.audit.store_read(self, rid, statuses, value)
-        return value
+        self.stored[rid] = statuses
+        return hooks.store_decision(statuses)
 
     def _first_token(self, rid: str) -> int:
         """What came with the last write of every sender; they all sent the same."""

@@ -11,12 +11,14 @@ from dataclasses import dataclass
 
 from simpy import Environment
 
+from ppsim.check.physical import waits_for_ever
+from ppsim.check.progress import Stuck
+from ppsim.check.watch import StopRun
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import CoreError
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
-from ppsim.core.progress import queue_lines
-from ppsim.errors import EXIT_LIVENESS, ScenarioError
+from ppsim.errors import ScenarioError
 from ppsim.recording import PASS, Verdict
 from ppsim.scenario.check import decode_stages
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
@@ -27,17 +29,14 @@ from ppsim.world.chance import AskedOnce
 from ppsim.world.choices import Choices
 from ppsim.world.client import WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
-from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_what_had_no_effect
+from ppsim.world.ending import deadlock, first_cause, leftovers, warn_of_what_had_no_effect
 from ppsim.world.marks import iteration_at
-from ppsim.world.patience import watch_patience
 from ppsim.world.pd_rank import PipelineRank
 from ppsim.world.pd_rooms import End, Peers, Write
 from ppsim.world.pd_sides import DECODE, PREFILL, SIDES, SideChoices, one_side, shared_workload
 from ppsim.world.pd_transfer import TransferRules, Transfers
 from ppsim.world.setting import Setting
-from ppsim.world.simulate import Given, SimulationResult, prepare, verdict_of
-from ppsim.world.watch import StopRun
-from ppsim.world.watchdog import Stuck, watch_for_stalls
+from ppsim.world.simulate import Given, SimulationResult, prepare, verdict_of_error, watch_ranks
 
 
 @dataclass(slots=True)
@@ -102,8 +101,7 @@ def build(
             for tp_rank in range(mine.cluster.tp_replicas):
                 rank = build_rank(rank_config(mine, pp_rank, tp_rank), hooks(pp_rank, tp_rank))
                 setting.ranks.append(PipelineRank(env, setting, rank, capacity, transfers, side))
-        watch_for_stalls(setting, side)
-        watch_patience(setting)
+        watch_ranks(setting, side)
     sides = Sides(settings[PREFILL], settings[DECODE], transfers, [])
     sides.decode.peer, sides.decode.recording.peer = sides.prefill, sides.prefill.recording
     join_clients(sides)
@@ -173,7 +171,7 @@ def run(env: Environment, sides: Sides) -> Verdict:
         run_until_quiet(env)
     except (CoreError, StopRun) as error:
         guilty = sides.transfers.guilty or PREFILL
-        return named(guilty, root_cause(verdict_of(error, sides.of(guilty)), sides.of(guilty)))
+        return named(guilty, verdict_of_error(error, sides.of(guilty)))
     except Stuck as stuck:
         return stuck.verdict
     warn_of_what_had_no_effect(sides.decode)
@@ -182,7 +180,7 @@ def run(env: Environment, sides: Sides) -> Verdict:
     for side in reversed(SIDES) if first.waits_for_clients else SIDES:  # who waits for an answer is not at fault
         stuck_for_ever = asleep(sides.of(side)) or deadlock(sides.of(side))
         if stuck_for_ever is not None:
-            return named(side, root_cause(stuck_for_ever, sides.of(side)))
+            return named(side, first_cause(stuck_for_ever, sides.of(side)))
     for side in SIDES:
         left = leftovers(sides.of(side))
         if left is not None:
@@ -200,11 +198,7 @@ def asleep(setting: Setting) -> Verdict | None:
     first = setting.ranks[0]
     if not isinstance(first, PipelineRank) or not first.nap.sleeps:
         return None
-    rank = first.rank
-    what = f"{len(rank.scheduler.requests)} requests wait for something that will never happen"
-    lines = [f"{what} (nothing is launched, sent or due any more):", *(f"  {q}" for q in queue_lines(rank.scheduler))]
-    rid = next(iter(rank.scheduler.requests), None)
-    return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), "INV-70", 0, rank.iteration, rank.slot, rid)
+    return waits_for_ever(first.rank)
 
 
 def finish(sides: Sides) -> None:

@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 from simpy import Environment
 
+from ppsim.check.physical import sent_before_computed
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.hooks import Hooks
@@ -215,9 +216,9 @@ class Transfers:
 
     def _begin(self, at_ns: int, write: Write) -> None:
         sender = self.sender(write.rank, write.room)
-        if at_ns < write.computed_ns:
-            text = f"its transfer begins at {at_ns} ns, but the forward pass that computes it ends at"
-            raise self._violation("INV-65", write, f"{text} {write.computed_ns} ns")
+        wrong = sent_before_computed(at_ns, write.computed_ns)
+        if wrong:
+            raise self._violation("INV-65", write, wrong)
         fault = self._fault(write)
         if fault is not None and fault.what == "failed":
             write.progress = Progress.OVER

@@ -5,16 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ppsim.check.watch import Watch
 from ppsim.cost.stage import StageCost
 from ppsim.recording import Recording
 from ppsim.scenario.tree import Scenario
 from ppsim.workload.facts import Facts
-from ppsim.world.audit import Audit
 from ppsim.world.choices import Choices
 from ppsim.world.client import Client, Sampler
 from ppsim.world.marks import Marks
 from ppsim.world.network import Network
-from ppsim.world.watch import Watch
 
 if TYPE_CHECKING:
     from ppsim.world.driver import SimulatedRank
@@ -35,7 +34,6 @@ class Setting:
     facts: Facts
     failing: dict[str, int] = field(default_factory=dict)  # allocations that fail after admission, by request
     scripted: frozenset[str] = frozenset()  # requests that name an iteration: they arrive when they are read
-    audit: Audit | None = None  # every invariant, where asked for (run.invariants)
     marks: Marks | None = None  # disaggregation: instants that cut the time to the first token
     peer: Setting | None = None  # two pipelines: of the decode side, the prefill side
     store_lag_ns: int = 0

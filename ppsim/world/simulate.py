@@ -5,16 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ppsim.core.errors import CoreError, InvariantViolation, ProtocolError
+from ppsim.check.audit import Audit, follow
+from ppsim.check.patience import watch_patience
+from ppsim.check.progress import Stuck
+from ppsim.check.together import Together
+from ppsim.check.verdicts import verdict_of
+from ppsim.check.watch import StopRun, Watch
+from ppsim.core.errors import CoreError
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
 from ppsim.core.messages import Input
-from ppsim.core.progress import queue_lines
 from ppsim.core.tokens import count
-from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
 from ppsim.planted import hooks_for
 from ppsim.recording import PASS, Recording, Verdict
-from ppsim.recording.schema import VerdictKind
 from ppsim.scenario.fit import check_requests_fit
 from ppsim.scenario.layers import hidden_bytes_per_token
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
@@ -23,20 +26,17 @@ from ppsim.scenario.tree import Scenario
 from ppsim.scenario.warn import start_warnings, without_effect
 from ppsim.workload import Arrival, Workload, build_workload
 from ppsim.workload.facts import Facts
-from ppsim.world.audit import Audit
 from ppsim.world.chance import decided, failing
 from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.driver import SimulatedRank
-from ppsim.world.ending import deadlock, leftovers, root_cause, warn_of_what_had_no_effect
+from ppsim.world.ending import deadlock, first_cause, leftovers, warn_of_what_had_no_effect
 from ppsim.world.marks import Marks
 from ppsim.world.network import Network
-from ppsim.world.patience import watch_patience
 from ppsim.world.setting import Setting
 from ppsim.world.standing import record_stands
-from ppsim.world.watch import StopRun, Watch
-from ppsim.world.watchdog import Stuck, watch_for_stalls
+from ppsim.world.watchdog import watch_for_stalls
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,7 @@ def simulate(
         for tp_rank in range(cluster.tp_replicas):
             rank = build_rank(rank_config(scenario, pp_rank, tp_rank), make_hooks(pp_rank, tp_rank))
             setting.ranks.append(SimulatedRank(env, setting, rank, capacity))
-    watch_for_stalls(setting)
-    watch_patience(setting)
+    watch_ranks(setting)
     for simulated in setting.ranks:
         env.process(simulated.run())
     if began is not None:
@@ -99,16 +98,16 @@ def simulate(
     try:
         run_until_quiet(env)
     except (CoreError, StopRun) as error:
-        return SimulationResult(setting.recording, root_cause(verdict_of(error, setting), setting), setting)
+        return SimulationResult(setting.recording, verdict_of_error(error, setting), setting)
     except Stuck as stuck:
-        return SimulationResult(setting.recording, root_cause(stuck.verdict, setting), setting)
+        return SimulationResult(setting.recording, first_cause(stuck.verdict, setting), setting)
     finally:
         if setting.marks is not None:
             setting.marks.finish(setting)
     warn_of_what_had_no_effect(setting)
     stuck_for_ever = deadlock(setting)
     if stuck_for_ever is not None:
-        return SimulationResult(setting.recording, root_cause(stuck_for_ever, setting), setting)
+        return SimulationResult(setting.recording, first_cause(stuck_for_ever, setting), setting)
     verdict = leftovers(setting) or PASS
     return SimulationResult(setting.recording, verdict, setting)
 
@@ -133,12 +132,9 @@ def prepare(
     for a in at_times:  # a request that names an iteration arrives when it is read
         recording.arrival(a.request.rid, a.at_ns or 0, count(a.request.prompt), a.request.max_new_tokens)
     watch = Watch(
-        cluster.pp_size * cluster.tp_replicas,
-        scenario.run.check,
         scenario.run.max_iterations,
         len(workload.arrivals),
         progress,
-        audited=scenario.run.invariants,
     )
     return Setting(
         scenario=scenario,
@@ -149,7 +145,6 @@ def prepare(
         sampler=Sampler(scenario, workload, given.tokens),
         recording=recording,
         watch=watch,
-        audit=Audit(cluster.pp_size * cluster.tp_replicas) if scenario.run.invariants else None,
         facts=Facts(scenario.observations, choices),
         marks=None if scenario.disaggregation.role == "plain" else Marks(cluster.pp_size * cluster.tp_replicas),
         failing=failing(workload, scenario.chance, choices),
@@ -165,46 +160,28 @@ def read_when_they_arrive(workload: Workload, at_times: list[Arrival], given: Gi
     return frozenset(a.request.rid for a in workload.arrivals) - frozenset(a.request.rid for a in at_times)
 
 
+def watch_ranks(setting: Setting, side: str = "") -> None:
+    """Hang on the ranks whoever looks at them, in this order. ``side`` names the pipeline where there are two."""
+    scenario, run = setting.scenario, setting.scenario.run
+    together = Together(len(setting.ranks), check=run.check, audited=run.invariants)
+    audit = Audit(together.take, commits_wait=scenario.links.commit != "none") if run.invariants else None
+    for simulated in setting.ranks:
+        setting.watch.watch(simulated)
+        if audit is not None:
+            audit.watch(simulated)
+        elif run.check:
+            follow(simulated, together.take)
+    watch_for_stalls(setting, side)
+    watch_patience(setting.ranks, run.max_wait_iterations, run.max_agreement_wait_ms)
+
+
 def client_of(scenario: Scenario, workload: Workload, given: Given) -> Client:
     if given.inputs_by_iteration is not None:
         return ReplayClient(given.inputs_by_iteration)
     return WorkloadClient(workload, scenario.host.idle_poll_us)
 
 
-LIVENESS_RULES = ("INV-69", "INV-72")  # what takes too long, not what goes wrong
-
-
-def given_up(stop: StopRun, setting: Setting) -> Verdict:
-    """A run that reached a limit (unknown), or that gets nowhere (liveness): which rank, where, and who waits there."""
-    simulated = setting.ranks[stop.rank]
-    rank = simulated.rank
-    kind: VerdictKind = "fail" if stop.exit_code == EXIT_LIVENESS else "unknown"
-    text, slot = str(stop), None
-    if kind == "fail" or stop.rank:
-        slot = rank.slot
-        text = f"rank {stop.rank}, iteration {rank.iteration}, slot {slot}, phase {simulated.phase()}: {text}"
-    if kind == "fail" and rank.started is not None:
-        text = "\n".join([text, *(f"  {line}" for line in queue_lines(rank.scheduler))])
-    return Verdict(kind, stop.exit_code, text, None, stop.rank, stop.iteration, slot, None)
-
-
-def verdict_of(error: CoreError | StopRun, setting: Setting) -> Verdict:
-    """The verdict behind an error that stopped a run."""
-    match error:
-        case InvariantViolation():
-            code = EXIT_LIVENESS if error.invariant in LIVENESS_RULES else EXIT_SAFETY
-            return Verdict(
-                "fail", code, str(error), error.invariant, error.rank, error.iteration, error.slot, error.rid
-            )
-        case ProtocolError():
-            return Verdict(
-                "fail", EXIT_SAFETY, str(error), error.invariant, error.rank, error.iteration, error.slot, None
-            )
-        case StopRun():
-            return given_up(error, setting)
-        case _:  # the pool or the request table refuses: it happened where the last rank ran
-            if setting.running is None:
-                return Verdict("fail", EXIT_SAFETY, f"INV-23: {error}", "INV-23")
-            r, rank = setting.running, setting.running.rank
-            text = f"INV-23 at rank {r.rank_id}, iteration {rank.iteration}, slot {rank.slot}: {error}"
-            return Verdict("fail", EXIT_SAFETY, text, "INV-23", r.rank_id, rank.iteration, rank.slot)
+def verdict_of_error(error: CoreError | StopRun, setting: Setting) -> Verdict:
+    """The verdict, or the first cause where the ranks have recorded their calls."""
+    r = setting.ranks[error.rank] if isinstance(error, StopRun) else setting.running
+    return first_cause(verdict_of(error, r), setting)

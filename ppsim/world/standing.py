@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ppsim.recording.schema import Stand
+from ppsim.check.progress import name_of
+from ppsim.core.outcome import Stand
 from ppsim.world.driver import SimulatedRank
-from ppsim.world.ending import describe
 from ppsim.world.setting import Setting
 
 
@@ -24,5 +24,5 @@ def stand(r: SimulatedRank) -> Stand:
         doing = f"{r.phase()}: is paused (faults.pauses)"
     else:
         waits_for = r.waits_for
-        doing = f"{r.phase()}: {'waits in' if waits_for is not None else 'is in'} {describe(r.effect)}"
+        doing = f"{r.phase()}: {'waits in' if waits_for is not None else 'is in'} {name_of(r.effect)}"
     return Stand(r.rank_id, r.rank.iteration, r.rank.slot, doing, waits_for, r.now)

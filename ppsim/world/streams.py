@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ppsim.check.physical import graph_buffer_rewritten
 from ppsim.core.errors import InvariantViolation
 from ppsim.scenario.tree import Links
 
@@ -64,16 +65,9 @@ class Streams:
         if not self.comm_overlap and start < self.waits_until:
             start = self.waits_until
         self.fence = 0
-        if graph and start < self.static_sent_until:
-            raise InvariantViolation(
-                "INV-39",
-                self.rank,
-                iteration,
-                slot,
-                "",
-                f"the graph's static hidden-state buffer is rewritten at {start} ns while its send lasts until "
-                f"{self.static_sent_until} ns",
-            )
+        wrong = graph_buffer_rewritten(start, self.static_sent_until) if graph else ""
+        if wrong:
+            raise InvariantViolation("INV-39", self.rank, iteration, slot, "", wrong)
         self.forward_free = start + duration_ns
         return start
 

@@ -14,33 +14,20 @@ Waiting for clients is no stall. The intervals in which the idle first rank wait
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Generator
+from dataclasses import replace
 
 from simpy import Event
 
-from ppsim.core.effects import Ingest
-from ppsim.core.progress import Standing, describe, first_without_progress, state_lines
-from ppsim.errors import EXIT_LIVENESS, PpsimError
-from ppsim.recording import Verdict
+from ppsim.check.observers import EFFECTS
+from ppsim.check.progress import Standing, Stuck, describe, no_progress, state_lines
+from ppsim.core.effects import Effect, Ingest
+from ppsim.core.outcome import Verdict
 from ppsim.world.driver import SimulatedRank
 from ppsim.world.setting import Setting
 
 NS_PER_MS = 1_000_000
 NUM_IDLE_KEPT = 64  # idle intervals; a wait of one rank meets one or two of them
-
-
-class Stuck(PpsimError):
-    """A rank made no progress for too long; carries the verdict of the run."""
-
-    exit_code = EXIT_LIVENESS
-
-    def __init__(self, verdict: Verdict) -> None:
-        super().__init__(verdict)
-        self.verdict = verdict
-
-    def __str__(self) -> str:
-        return self.verdict.message
 
 
 class Watchdog:
@@ -56,9 +43,7 @@ class Watchdog:
     def attach(self) -> None:
         """See every effect of every rank, and start the watchdog's process. Call before the ranks start."""
         for simulated in self.setting.ranks:
-            for effect, handler in simulated.handlers.items():
-                watched = self._idling if effect is Ingest else self._timed
-                simulated.handlers[effect] = watched(simulated, handler)
+            self._watch(simulated)
         env = self.setting.ranks[0].env
         env.process(self.run())
 
@@ -74,29 +59,29 @@ class Watchdog:
                 raise Stuck(self.verdict(now_ns))
             yield env.timeout(due - now_ns)
 
-    def _idling(self, simulated: SimulatedRank, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Reading inputs takes time only where the idle first rank waits for some."""
+    def _watch(self, simulated: SimulatedRank) -> None:
+        """A pause comes before an effect, so both ends of each are looked at.
 
-        def idling(effect: Any) -> Any:
-            before = simulated.now
-            self._completed(simulated, before)  # a pause before it is none of its idleness
-            reply = handler(effect)
-            if simulated.now > before:
-                self.idle.append((before, simulated.now))
+        Reading inputs takes time only where the idle first rank waits for some.
+        """
+        began = simulated.now
+
+        def before(effect: Effect) -> None:
+            nonlocal began
+            began = simulated.now
+            self._completed(simulated, began)
+
+        def read(effect: Ingest, inputs: object) -> None:
+            if simulated.now > began:
+                self.idle.append((began, simulated.now))
             self.progress[simulated.rank_id] = simulated.now
-            return reply
 
-        return idling
-
-    def _timed(self, simulated: SimulatedRank, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The same handler, with an eye on the local clock."""
-
-        def timed(effect: Any) -> Any:
-            reply = handler(effect)
+        def after(effect: Effect, reply: object) -> None:
             self._completed(simulated, simulated.now)
-            return reply
 
-        return timed
+        simulated.observers.before(before)
+        simulated.observers.after(read, Ingest)
+        simulated.observers.after(after, *(effect for effect in EFFECTS if effect is not Ingest))
 
     def _completed(self, simulated: SimulatedRank, now_ns: int) -> None:
         """A rank has come to an instant of its clock: not too long after its last progress, a pause included."""
@@ -116,34 +101,22 @@ class Watchdog:
     def verdict(self, now_ns: int, slow: int | None = None, since_ns: int = 0) -> Verdict:
         """The report. ``slow``: a rank that has not stopped, but took longer than the limit for one effect."""
         standings = [standing(r) for r in self.setting.ranks]
-        cycle: tuple[int, ...] = ()
         if slow is not None:
-            first = slow
-            standings[slow] = Standing(slow, standings[slow].iteration, standings[slow].doing, None, since_ns)
-        else:
-            first, cycle = first_without_progress(standings)
-        simulated = self.setting.ranks[first]
-        limit = f"{self.limit_ns / NS_PER_MS:g} ms"
-        sentence = standings[first].sentence(now_ns)
-        lines = [f"{self.side}watchdog: no progress for {limit} of virtual time; first: {sentence}"]
-        lines += [f"  {s.sentence(now_ns)}" for s in standings if s.rank != first]
-        if cycle:
-            lines.append("  wait-for cycle: " + " -> ".join(str(rank) for rank in [*cycle, cycle[0]]))
-        lines += dump(self.setting)
-        rank = simulated.rank
-        invariant = "INV-40" if cycle else None
-        text = "\n".join(lines)
-        return Verdict("fail", EXIT_LIVENESS, text, invariant, first, rank.iteration, rank.slot, None)
+            standings[slow] = replace(standings[slow], waits_for=None, since_ns=since_ns, runs=True, done=False)
+        limit = f"{self.limit_ns / NS_PER_MS:g} ms of virtual time"
+        verdict = no_progress(standings, now_ns, limit, dump(self.setting), slow)
+        return verdict._replace(message=f"{self.side}{verdict.message}")
 
 
 def standing(r: SimulatedRank) -> Standing:
     """Where a simulated rank stands, by its local clock."""
     if r.done:
-        return Standing(r.rank_id, r.rank.iteration, "is done", None, r.now, done=True)
-    where = f"slot {r.rank.slot}, phase {r.phase()}"
+        return Standing(r.rank_id, r.rank.iteration, "is done", None, r.now, done=True, slot=r.rank.slot)
+    iteration, slot = r.rank.iteration, r.rank.slot
+    where = f"slot {slot}, phase {r.phase()}"
     if r.is_paused:
-        return Standing(r.rank_id, r.rank.iteration, f"{where}, is paused (faults.pauses)", None, r.now, runs=False)
-    return Standing(r.rank_id, r.rank.iteration, f"{where}, {describe(r.effect)}", r.waits_for, r.now)
+        return Standing(r.rank_id, iteration, f"{where}, is paused (faults.pauses)", None, r.now, runs=False, slot=slot)
+    return Standing(r.rank_id, iteration, f"{where}, {describe(r.effect)}", r.waits_for, r.now, slot=slot)
 
 
 def dump(setting: Setting) -> list[str]:

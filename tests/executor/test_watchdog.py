@@ -21,7 +21,8 @@ pytest.importorskip("torch", reason="the executor extra is not installed")
 
 from executor.launch import ExecutionResult, execute
 from executor.status import Status
-from executor.watchdog import Pulse, Stuck, Watchdog
+from executor.watchdog import Pulse, Watchdog
+from ppsim.check.progress import Stuck
 from ppsim.core.batch import ForwardBatch, Mode
 from ppsim.core.effects import Commit, Effect, Effects, Ingest, Launch, Recv
 from ppsim.core.hooks import Hooks

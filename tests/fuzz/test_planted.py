@@ -15,9 +15,9 @@ import pytest
 from typer.testing import CliRunner
 
 from bench import bench_planted
+from ppsim.check.invariants import INVARIANTS, RULES
 from ppsim.cli.entry import app
 from ppsim.cli.finding import statement
-from ppsim.core.invariants import INVARIANTS, RULES
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
 from ppsim.fuzz.campaign import Order, run_campaign
 from ppsim.fuzz.experiment import run_experiment

@@ -6,11 +6,13 @@ ends with exactly that invariant in its verdict, so that every check is known to
 
 from __future__ import annotations
 
+import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ppsim.core.invariants import BY_NAME, INVARIANTS
+from ppsim.check.invariants import BY_NAME, INVARIANTS
 from ppsim.planted import all_bugs, hooks_for
 from ppsim.recording import Verdict
 from tests.worlds.making import requests, run
@@ -192,6 +194,7 @@ def test_the_planted_bug_of_an_invariant_makes_exactly_that_one_fire(number: int
     verdict = outcome(changes, bug)
     assert (verdict.kind, verdict.invariant) == ("fail", f"INV-{number:02d}"), verdict.message
     assert all_bugs()[bug].breaks == verdict.invariant
+    assert verdict.message.startswith("deadlock: " if number == 40 else f"{verdict.invariant} at rank {verdict.rank}, ")
 
 
 def test_every_invariant_has_a_planted_bug_or_a_reason_why_there_can_be_none() -> None:
@@ -199,3 +202,12 @@ def test_every_invariant_has_a_planted_bug_or_a_reason_why_there_can_be_none() -
         assert (invariant.number in TABLE) is not bool(invariant.unbreakable), invariant.name
     assert [rule.number for rule in INVARIANTS] == list(range(1, 65))
     assert [rule.number for rule in BY_NAME.values()] == list(range(1, 74))
+
+
+def test_the_owners_of_an_invariant_are_functions_of_a_file_that_names_it() -> None:
+    """A rule that is moved takes its owner along; one that is taken away leaves a file that does not name it."""
+    for invariant in BY_NAME.values():
+        assert invariant.owner, invariant.name
+        for owner in invariant.owner:
+            source = Path(inspect.getsourcefile(owner) or "").read_text(encoding="utf-8")
+            assert invariant.name in source, (invariant.name, owner.__qualname__)

@@ -45,6 +45,7 @@ DRAWING = {"matplotlib"}
 # Package -> (what it may import of the project, what it may import of others). "errors" and "parsing" are everybody's.
 TABLE: dict[str, tuple[set[str], set[str]]] = {
     "core": (set(), set()),
+    "check": ({"core"}, set()),
     "cost": ({"core"}, {"numpy"}),
     "scenario": ({"core", "cost"}, {"pydantic", "numpy"}),
     "workload": ({"core", "cost", "scenario"}, {"numpy", "tokenizers", "zstandard", "compression"}),
@@ -52,9 +53,9 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "sglang": ({"core", "cost", "scenario"}, {"yaml"}),
     "planted": ({"core"}, set()),
     "conform": ({"core"}, set()),
-    "world": ({"core", "cost", "scenario", "workload", "recording", "planted"}, {"numpy", "simpy"}),
+    "world": ({"core", "check", "cost", "scenario", "workload", "recording", "planted"}, {"numpy", "simpy"}),
     "fuzz": (
-        {"core", "cost", "scenario", "workload", "recording", "world", "planted"},
+        {"core", "check", "cost", "scenario", "workload", "recording", "world", "planted"},
         {"numpy", "simpy", "hypothesis", "ray"},
     ),
     "plan": (
@@ -64,7 +65,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "report": ({"core", "cost", "recording"}, {"numpy", "matplotlib"}),
 }
 CORE_VOCABULARY = {"effects", "messages", "batch", "tokens", "agreed"}  # what report may name of the core: types
-EXECUTOR = {"core", "cost", "scenario", "workload", "recording"}
+EXECUTOR = {"core", "check", "cost", "scenario", "workload", "recording", "planted"}
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
@@ -152,6 +153,11 @@ def test_every_import_keeps_to_the_table() -> None:
         ("core", "ppsim.cost.stage", ("UnitCost",)),
         ("core", "ppsim.errors", ("PpsimError",)),
         ("core", "ppsim.parsing", ("parse_json",)),
+        ("core", "ppsim.check.lockstep", ("Lockstep",)),
+        ("check", "simpy", ()),
+        ("check", "ppsim.world.driver", ("SimulatedRank",)),
+        ("check", "ppsim.recording", ("Recording",)),
+        ("check", "ppsim.scenario", ("Scenario",)),
         ("cost", "simpy", ()),
         ("cost", "ppsim.world.clock", ()),
         ("recording", "ppsim.scenario", ("Scenario",)),

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ppsim.check.progress import Standing, first_without_progress, state_lines, wait_cycle
 from ppsim.core.agreed import Agreed
 from ppsim.core.config import RankConfig
 from ppsim.core.loop import build_rank
 from ppsim.core.messages import NewRequest
-from ppsim.core.progress import Standing, first_without_progress, state_lines, wait_cycle
 from ppsim.core.tokens import pack
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ppsim.check.lockstep import Lockstep
 from ppsim.core.agreed import Agreed
 from ppsim.core.effects import Harvest
 from ppsim.core.errors import InvariantViolation
@@ -24,7 +25,6 @@ from ppsim.core.tokens import pack
 from ppsim.planted import hooks_for
 from ppsim.planted.plans import before, behind, does, replaced
 from ppsim.recording import Verdict
-from ppsim.world.lockstep import Lockstep
 from ppsim.world.simulate import Given
 from tests.worlds.making import requests, run
 
@@ -139,9 +139,9 @@ def test_the_right_tokens_in_the_wrong_rows_are_told_from_other_tokens() -> None
     def harvest(*tokens: int) -> Harvest:
         return Harvest(3, 1, 2, (("R1", 1), ("R2", 1)), (), tokens, 90, 0)
 
-    for mine, invariant in ((harvest(6, 5), "INV-34"), (harvest(5, 7), "INV-41")):
+    for mine, invariant, rid in ((harvest(6, 5), "INV-34", "R1"), (harvest(5, 7), "INV-41", "R2")):
         lockstep = Lockstep(2)
         lockstep.harvest(0, harvest(5, 6))
         with pytest.raises(InvariantViolation) as caught:
             lockstep.harvest(1, mine)
-        assert caught.value.invariant == invariant
+        assert (caught.value.invariant, caught.value.rid) == (invariant, rid)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from ppsim.check.watch import MAX_EMPTY_ITERATIONS, StopRun, Watch
 from ppsim.core.effects import CLOSED
 from ppsim.errors import EXIT_LIVENESS
 from ppsim.scenario.load import load_scenario
 from ppsim.world import simulate
-from ppsim.world.watch import MAX_EMPTY_ITERATIONS, StopRun, Watch
 from tests.unit.handmade import decision
 from tests.worlds.making import launches
 
@@ -29,13 +29,13 @@ def test_a_request_that_no_token_kept_out_of_an_empty_slot_starts_in_the_next_it
 
 def test_a_run_in_which_rules_let_nothing_run_ends_as_a_livelock_that_names_them() -> None:
     """A batch of no token is no progress, and neither is a closed slot's visit."""
-    watch = Watch(1, False, 0, 1, None)
+    watch = Watch(0, 1, None)
 
     def goes_round() -> None:
         for n in range(0, 2 * MAX_EMPTY_ITERATIONS, 2):
             watch.ingested(n, (), False)
-            watch.decided(0, decision(n, 0, ("R1", 8, 0)))
-            watch.decided(0, replace(decision(n + 1, 1), stall=CLOSED))
+            watch.decided(decision(n, 0, ("R1", 8, 0)))
+            watch.decided(replace(decision(n + 1, 1), stall=CLOSED))
 
     with pytest.raises(StopRun) as caught:
         goes_round()

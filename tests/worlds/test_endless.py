@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ppsim.check import watch
 from ppsim.core.effects import AwaitLocal, Decision, Effects, Reply, act, observe, recv
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import Phase, Plan
@@ -17,7 +18,6 @@ from ppsim.core.rank import Rank
 from ppsim.core.tokens import pack
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY, EXIT_UNKNOWN
 from ppsim.recording import Verdict
-from ppsim.world import watch
 from tests.worlds.making import requests, run
 from tests.worlds.pd_making import PAIR
 
@@ -125,14 +125,14 @@ def test_a_first_rank_that_ignores_the_end_of_the_input_is_named(pp_size: int) -
 
 def test_batches_of_which_nothing_comes_are_no_progress() -> None:
     """Computed, retracted and computed again: each visit has a batch, and the client hears nothing more."""
-    watched = watch.Watch(1, False, 0, 1, None)
+    watched = watch.Watch(0, 1, None)
     watched.ingested(0, (NewRequest("R1", pack(range(10)), 5),), False)
     limit = watch.MAX_QUIET_ITERATIONS + watch.MAX_QUIET_PER_TOKEN * (10 + 5)
 
     def go_on(start: int, num: int) -> None:
         for i in range(start, start + num):
             watched.ingested(i, (), False)
-            watched.decided(0, Decision(i, 0, "extend", (("R1", 0, 1),), ("R1",), None, ""))
+            watched.decided(Decision(i, 0, "extend", (("R1", 0, 1),), ("R1",), None, ""))
 
     go_on(1, limit)
     watched.replied(Reply("R1", "token", (7,), 1), limit, 0)  # that is progress

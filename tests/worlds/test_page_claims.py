@@ -13,13 +13,13 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
+from ppsim.check.audit import Audit
+from ppsim.check.page_claims import PageClaims, common_length
 from ppsim.core import effects as fx
 from ppsim.core.errors import InvariantViolation
 from ppsim.fuzz.experiment import Experiment, run_experiment
 from ppsim.planted import all_bugs, hooks_for
-from ppsim.world.audit import Audit
 from ppsim.world.driver import SimulatedRank
-from ppsim.world.page_claims import PageClaims, common_length
 from tests.fuzz.generated import experiments_of
 from tests.worlds.making import passed, requests
 

@@ -6,8 +6,12 @@ every part of the replicated state. The first rank to reach an iteration is the 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
+from ppsim.check.observers import Seat
+from ppsim.check.page_claims import PageClaims
+from ppsim.check.rules import Rules
+from ppsim.check.together import Decides, Delivers, Harvests, Parts, Record, Samples, Shown
 from ppsim.core import effects as fx
 from ppsim.core.batch import ForwardBatch
 from ppsim.core.consensus import KVPoll
@@ -16,37 +20,47 @@ from ppsim.core.messages import AbortReq, Lane, Message, Meta, NewRequest, Outpu
 from ppsim.core.request import State
 from ppsim.core.scheduler import causes, limits, state_parts
 from ppsim.core.votes import TERMINAL_VOTES
-from ppsim.world.page_claims import PageClaims
-from ppsim.world.rules import Rules
-
-if TYPE_CHECKING:
-    from ppsim.world.driver import SimulatedRank
-
-Parts = tuple[tuple[str, str, object], ...]
 
 
 class Audit:
-    """One for each run. Keys of the tables below are (what, iteration) or (rank, what)."""
+    """One for each process. Keys of the tables below are (rank, what).
 
-    def __init__(self, num_ranks: int) -> None:
-        self.num_ranks = num_ranks
-        self.rules = Rules()
-        self.firsts: dict[tuple[str, int], tuple[Parts, int]] = {}
+    ``tell`` takes the records by which ranks are held against each other (``Together.take``, or on the way to it).
+    ``commits_wait``: whether a send is ever waited for (``links.commit``), on which invariant 8 rests.
+    """
+
+    def __init__(self, tell: Callable[[Record], None], *, commits_wait: bool) -> None:
+        self.tell, self.commits_wait = tell, commits_wait
+        self.rules = Rules(tell)
         self.next_iteration: dict[int, int] = {}
         self.metas: dict[tuple[int, int], list[int]] = {}
-        self.open_metas: dict[tuple[int, int], int] = {}
         self.verdicts: dict[tuple[int, int, str], int] = {}
         self.launched: dict[tuple[int, int], tuple[int, tuple[str, ...]]] = {}
         self.page_claims = PageClaims(self)
         self.free_after: dict[int, tuple[int, int]] = {}
-        self.samples: dict[int, dict[str, int]] = {}
         self.aborted: dict[int, dict[str, int]] = {}  # rank -> rid -> iteration in which its abort was read
         self.stored: dict[tuple[int, str], int] = {}
         self.lists: dict[int, set[int]] = {}  # rank -> iterations whose request list it has taken, not yet decided
 
+    def watch(self, r: Seat) -> None:
+        """Hang every check on a rank, lockstep among them. Call before it runs."""
+        before, after = r.observers.before, r.observers.after
+        before(lambda effect: self.between(r), fx.Ingest)
+        before(lambda effect: self.posted(r, effect.dst, effect.message), fx.Send)
+        before(lambda effect: self.launches(r, effect), fx.Launch)
+        before(lambda effect: self.awaited(r, effect.output), fx.AwaitTokens)
+        before(lambda effect: self.observed(r, effect), fx.Observe)
+        before(lambda effect: self.before_decision(r, effect.decision), fx.Decided)
+        after(lambda effect, message: self.received(r, message), fx.Recv)
+        after(lambda effect, reply: self.launched_on(r, effect.batch, reply), fx.Launch)
+        after(lambda effect, local: self.looked(r, effect, local.value), fx.Observe)
+        after(lambda effect, _: self.after_decision(r, effect.decision), fx.Decided)
+        after(lambda effect, _: self.harvested(r, effect.harvest), fx.Harvested)
+        self.rules.turns.begin(r)
+
     # --- decisions -------------------------------------------------------------------------------------------
 
-    def before_decision(self, r: SimulatedRank, decision: fx.Decision) -> None:
+    def before_decision(self, r: Seat, decision: fx.Decision) -> None:
         """Slots, skew, inputs, causes, limits: everything that comes before the batch."""
         i, scheduler = decision.iteration, r.rank.scheduler
         expected = self.next_iteration.get(r.rank_id, 0)
@@ -55,11 +69,10 @@ class Audit:
         self.next_iteration[r.rank_id] = i + 1
         config = scheduler.config
         # The request list goes from leader to leader; a replica of the stage before may be behind its own leader.
-        upstream = r.setting.ranks[max(0, config.pp_rank - 1) * config.tp_replicas]
-        if not config.is_first and upstream.rank.iteration < i and not upstream.done:
-            self.fail(
-                "INV-07", r, f"it is in iteration {i}, but rank {upstream.rank_id} is in {upstream.rank.iteration}"
-            )
+        upstream = max(0, config.pp_rank - 1) * config.tp_replicas
+        reached = None if config.is_first else r.iteration_of(upstream)
+        if reached is not None and reached < i:
+            self.fail("INV-07", r, f"it is in iteration {i}, but rank {upstream} is in {reached}")
         self._has_list(r, i)
         if i == 0:
             tiers = scheduler.kv.tiers
@@ -83,15 +96,20 @@ class Audit:
             )
         self.rules.before_decision(r, decision)
 
-    def after_decision(self, r: SimulatedRank, decision: fx.Decision) -> None:
-        """Every part of the replicated state."""
+    def after_decision(self, r: Seat, decision: fx.Decision) -> None:
+        """The decision, then every part of the replicated state."""
+        self.tell(Decides(r.rank_id, decision.iteration, decision.slot, decision))
+        if decision.iteration == 0:  # nothing has been computed before
+            self._follow_swaps(r)
         self.compare("parts", r, decision.iteration, state_parts(r.rank.scheduler, decision.iteration))
 
-    def took_list(self, r: SimulatedRank, message: Meta) -> None:
+    def received(self, r: Seat, message: Message) -> None:
         """A rank has taken a request list; it may come an iteration before it is used."""
-        self.lists.setdefault(r.rank_id, set()).add(message.iteration)
+        if isinstance(message, Meta):
+            self.lists.setdefault(r.rank_id, set()).add(message.iteration)
+            self.between(r)
 
-    def _has_list(self, r: SimulatedRank, iteration: int) -> None:
+    def _has_list(self, r: Seat, iteration: int) -> None:
         """Every rank but the first decides upon the list that it was handed in this iteration, also an empty one."""
         link, lists = r.rank.link, self.lists.setdefault(r.rank_id, set())
         if iteration in lists:
@@ -101,7 +119,7 @@ class Audit:
             text = f"it decides without the request list of iteration {iteration}, which rank {src} sends it"
             self.fail("INV-02", r, f"{text}, empty or not; it skipped the round")
 
-    def _read_aborts(self, r: SimulatedRank, iteration: int) -> None:
+    def _read_aborts(self, r: Seat, iteration: int) -> None:
         """Which requests this rank has been told to abort; a request that comes later may have an old id."""
         aborted, requests = self.aborted.setdefault(r.rank_id, {}), r.rank.scheduler.requests
         for item in r.rank.inputs:
@@ -112,19 +130,17 @@ class Audit:
                 if fresh:
                     aborted.pop(item.rid, None)
 
-    def between(self, r: SimulatedRank) -> None:
+    def between(self, r: Seat) -> None:
         """Called when inputs are about to be applied: memory is as the last iteration left it (invariant 30)."""
         pool = r.rank.scheduler.kv.pool
         before = self.free_after.get(r.rank_id)
         if before is not None and before[1] == r.rank.iteration - 1 and before[0] != pool.free_tokens:
             self.fail("INV-30", r, f"{pool.free_tokens} tokens are free, the last iteration left {before[0]}")
 
-    def before_harvest(self, r: SimulatedRank, harvest: fx.Harvest) -> None:
-        """What conclusions did to requests since the decision, before what the harvest shows of it."""
-        self.compare("causes after", r, harvest.iteration, causes(r.rank.scheduler))
-
-    def harvested(self, r: SimulatedRank, harvest: fx.Harvest) -> None:
+    def harvested(self, r: Seat, harvest: fx.Harvest) -> None:
         """Launch and harvest belong together, and tokens to their rows."""
+        self.compare("causes after", r, harvest.iteration, causes(r.rank.scheduler))  # before what the harvest shows
+        self.tell(Harvests(r.rank_id, harvest.iteration, harvest.slot, harvest))
         scheduler = r.rank.scheduler
         num_slots = len(scheduler.slots)
         if harvest.harvested is not None and harvest.harvested != harvest.iteration - num_slots + 1:
@@ -141,7 +157,7 @@ class Audit:
         self.rules.harvested(r, harvest)
         self.free_after[r.rank_id] = (scheduler.kv.pool.free_tokens, harvest.iteration)
 
-    def _harvest_launched(self, r: SimulatedRank, harvest: fx.Harvest) -> None:
+    def _harvest_launched(self, r: Seat, harvest: fx.Harvest) -> None:
         key = (r.rank_id, (harvest.iteration + 1) % len(r.rank.scheduler.slots))
         launched = self.launched.get(key)
         if launched is None or (
@@ -156,21 +172,18 @@ class Audit:
         if now != launched[1]:
             self.fail("INV-59", r, f"the launched batch held {launched[1]}, at its harvest it holds {now}")
 
-    def _own_samples(self, r: SimulatedRank, harvest: fx.Harvest) -> None:
-        tokens = self.samples.get(-1 if harvest.harvested is None else harvest.harvested)
-        if tokens is None:
+    def _own_samples(self, r: Seat, harvest: fx.Harvest) -> None:
+        if harvest.harvested is None:
             return
         # A decode server gets the first token of a request with its KV, not from its own last rank.
         skip = 1 if r.rank.config.role == "decode" else 0
-        for (rid, n), token in zip(harvest.delivered, harvest.token_ids, strict=True):
-            if n > skip and token != tokens.get(rid):
-                row = "another row" if token in tokens.values() else "nowhere"
-                text = f"token {token} of {rid} comes from {row}, the last rank sampled {tokens}"
-                self.fail("INV-34" if token in tokens.values() else "INV-41", r, text)
+        rows = zip(harvest.delivered, harvest.token_ids, strict=True)
+        tokens = tuple((rid, token) for (rid, n), token in rows if n > skip)
+        self.tell(Delivers(r.rank_id, r.rank.iteration, r.rank.slot, harvest.harvested, tokens))
 
     # --- launches --------------------------------------------------------------------------------------------
 
-    def launches(self, r: SimulatedRank, effect: fx.Launch) -> None:
+    def launches(self, r: Seat, effect: fx.Launch) -> None:
         batch = effect.batch
         key = (r.rank_id, batch.slot)
         if key in self.launched:
@@ -183,24 +196,33 @@ class Audit:
                 self.fail("INV-60", r, text)
             self.page_claims.claim(r, piece.rid, piece.kv.pages, batch.iteration)
 
-    def swapped(self, r: SimulatedRank, pages: list[int]) -> None:
+    def _follow_swaps(self, r: Seat) -> None:
+        """See the pages that a stash exchanges, beside whoever is told of them already."""
+        kv = r.rank.scheduler.kv
+        told = kv.on_swap
+
+        def on_swap(pages: list[int]) -> None:
+            if told is not None:
+                told(pages)
+            self.swapped(r, pages)
+
+        kv.on_swap = on_swap
+
+    def swapped(self, r: Seat, pages: list[int]) -> None:
         """Pages of a duplicate may be taken at once: later forwards come behind the chunk that writes to them."""
         self.page_claims.given_up(r.rank_id, pages)
 
     # --- messages --------------------------------------------------------------------------------------------
 
-    def posted(self, r: SimulatedRank, dst: int, message: Message) -> None:
+    def posted(self, r: Seat, dst: int, message: Message) -> None:
         if isinstance(message, Meta):
             sent = self.metas.setdefault((r.rank_id, dst), [])
             if sent and message.iteration != sent[-1] + 1:
                 self.fail("INV-02", r, f"the request list of iteration {message.iteration} follows that of {sent[-1]}")
             sent[:] = [message.iteration]
-            peer = r.setting.ranks[dst]
-            bounded = r.scenario.links.commit != "none"  # else no send is ever waited for, by the scenario's wish
-            if bounded and message.iteration - peer.rank.iteration > 1 and not peer.done:
-                self.fail(
-                    "INV-08", r, f"it sends list {message.iteration} while rank {dst} is in {peer.rank.iteration}"
-                )
+            reached = r.iteration_of(dst) if self.commits_wait else None
+            if reached is not None and message.iteration - reached > 1:
+                self.fail("INV-08", r, f"it sends list {message.iteration} while rank {dst} is in {reached}")
         elif isinstance(message, Verdict):
             due = self.verdicts.get((r.rank_id, dst, message.name), r.rank.config.pp_async_batch_depth - 1) + 1
             if message.iteration != due:
@@ -215,13 +237,14 @@ class Audit:
             if message.lane is Lane.CONTROL:
                 self.rules.published(r, message)
 
-    def sampled(self, batch: ForwardBatch, tokens: tuple[int, ...]) -> None:
+    def launched_on(self, r: Seat, batch: ForwardBatch, reply: object) -> None:
         """What the last rank sampled for a launch, one token a row; that of a middle chunk counts for nothing."""
-        rows = zip(batch.pieces, tokens, strict=True)
-        self.samples[batch.iteration] = {piece.rid: token for piece, token in rows if piece.is_last_chunk}
-        self.samples.pop(batch.iteration - 1024, None)
+        if r.rank.config.is_last:
+            rows = zip(batch.pieces, r.sampled(reply), strict=True)
+            tokens = tuple((piece.rid, token) for piece, token in rows if piece.is_last_chunk)
+            self.tell(Samples(r.rank_id, batch.iteration, batch.slot, tokens))
 
-    def awaited(self, r: SimulatedRank, output: Output) -> None:
+    def awaited(self, r: Seat, output: Output) -> None:
         """Tokens come from the last stage and from nowhere else."""
         width = r.rank.config.tp_replicas
         if output.sender // width != r.rank.config.pp_size - 1:
@@ -229,13 +252,20 @@ class Audit:
 
     # --- observations ----------------------------------------------------------------------------------------
 
-    def observed(self, r: SimulatedRank, effect: fx.Observe) -> None:
+    def observed(self, r: Seat, effect: fx.Observe) -> None:
         if effect.what == "clock_ms" and r.rank_id != 0:
             self.fail("INV-58", r, "it looks at its clock; only the first rank may")
         if r.phase().startswith("apply_") and effect.what in ("sender", "receiver"):
             self.fail("INV-49", r, f"phase {r.phase()} polls {effect.what} of {effect.keys} after the vote")
 
-    def store_read(self, r: SimulatedRank, rid: str, statuses: list[int | None], value: int) -> None:
+    def looked(self, r: Seat, effect: fx.Observe, values: tuple[int, ...]) -> None:
+        """What came of it."""
+        if effect.what == "bootstrap_store":
+            for rid, value in zip(effect.keys, values, strict=True):
+                self.store_read(r, rid, r.stored[rid], value)
+        self.rules.seen(r, effect, values)
+
+    def store_read(self, r: Seat, rid: str, statuses: Sequence[int | None], value: int) -> None:
         """Statuses as they have arrived at the first rank, and what it makes of them."""
         if any(status is None for status in statuses) and value > KVPoll.BOOTSTRAPPING:
             self.fail("INV-55", r, f"a status of {rid} is missing, yet the store says {value}")
@@ -246,61 +276,37 @@ class Audit:
             if status is not None:
                 self.stored[rank, rid] = status
 
-    def released(self, r: SimulatedRank, finished: tuple[str, ...]) -> None:
+    def released(self, r: Seat, finished: tuple[str, ...]) -> None:
         """KV that is sent or received is given back, or computed on, only when this rank's own transfer is terminal."""
-        facts, scheduler = r.setting.facts, r.rank.scheduler
+        scheduler = r.rank.scheduler
         prefill = scheduler.config.role == "prefill"
-        poll, kind = (facts.sender, "transfer") if prefill else (facts.receiver, "receive")
         waiting = [rid for rid in scheduler.advanced if rid in scheduler.requests and not prefill]
         used = [rid for rid in waiting if scheduler.requests[rid].state is not State.TRANSFER]
         for rid in (*finished, *used):
-            status = poll(r.rank_id, r.rank.iteration, rid)
-            if (r.rank_id, kind, rid) in facts.known and status not in (KVPoll.SUCCESS, KVPoll.FAILED):
+            status = r.transfer_of(rid)
+            if status not in (None, KVPoll.SUCCESS, KVPoll.FAILED):
                 self.fail("INV-52", r, f"KV of {rid} is given up or used while its transfer is in state {status}")
 
     # --- inside ----------------------------------------------------------------------------------------------
 
-    def compare(self, what: str, r: SimulatedRank, iteration: int, parts: Parts) -> None:
+    def compare(self, what: str, r: Seat, iteration: int, parts: Parts) -> None:
         """Hold a rank's parts against those of the first rank that came to this iteration."""
-        key = (what, iteration)
-        first, seen = self.firsts.get(key, (parts, 0))
-        if seen + 1 == self.num_ranks:
-            self.firsts.pop(key, None)
-        else:
-            self.firsts[key] = (first, seen + 1)
-        if first == parts:
-            return
-        for (invariant, name, mine), (_, _, other) in zip(parts, first, strict=True):
-            if mine != other:
-                named = refined(invariant, mine, other)
-                if named:
-                    self.fail(named, r, f"{name}: this rank has {mine!r}, the first had {other!r}")
+        self.tell(Shown(r.rank_id, r.rank.iteration, r.rank.slot, what, iteration, parts))
 
-    def fail(self, invariant: str, r: SimulatedRank, detail: str) -> None:
-        raise InvariantViolation(invariant, r.rank_id, r.rank.iteration, r.rank.slot, "", detail)
+    def fail(self, invariant: str, r: Seat, detail: str, rid: str = "") -> None:
+        raise InvariantViolation(invariant, r.rank_id, r.rank.iteration, r.rank.slot, rid, detail)
 
 
-def refined(invariant: str, mine: object, other: object) -> str:
-    """Same members in another order is the mark of an unordered container; a member more is an orphan.
+def follow(r: Seat, tell: Callable[[Record], None]) -> None:
+    """What lockstep alone needs of a rank, where nothing else is checked (``run.check`` without ``run.invariants``)."""
 
-    Empty: another batch, which lockstep names.
-    """
-    if not isinstance(mine, tuple) or not isinstance(other, tuple):
-        return invariant
-    if invariant == "INV-27" and [rid for rid, _ in mine] != [rid for rid, _ in other]:
-        return ""
-    if invariant == "INV-46":
-        return refined_queues(mine, other)
-    pairs = zip(mine, other) if invariant == "INV-15" else [(mine, other)] if invariant in ("INV-14", "INV-47") else ()
-    return "INV-62" if any(a != b and sorted(a) == sorted(b) for a, b in pairs) else invariant
+    def decided(effect: fx.Decided, _: object) -> None:
+        d = effect.decision
+        tell(Decides(r.rank_id, d.iteration, d.slot, d))
 
+    def harvested(effect: fx.Harvested, _: object) -> None:
+        h = effect.harvest
+        tell(Harvests(r.rank_id, h.iteration, h.slot, h))
 
-def refined_queues(mine: tuple[object, ...], other: tuple[object, ...]) -> str:
-    for queue, first in zip(mine, other):
-        assert isinstance(queue, tuple)
-        assert isinstance(first, tuple)
-        if queue != first and sorted(queue) == sorted(first):
-            return "INV-62"
-        if any(rid not in first for rid in queue):
-            return "INV-51"
-    return "INV-46"
+    r.observers.after(decided, fx.Decided)
+    r.observers.after(harvested, fx.Harvested)

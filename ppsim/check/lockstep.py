@@ -69,7 +69,7 @@ def differ(first: Decision | Harvest, mine: Decision | Harvest, table: tuple[tup
                 rank,
                 mine.iteration,
                 mine.slot,
-                guilty_rid(a, b),
+                row_rid(first, mine) if name == "token_ids" else guilty_rid(a, b),
                 f"{name} differs between ranks: this rank has {b!r}, the first rank there had {a!r}",
             )
 
@@ -84,6 +84,14 @@ def refined(name: str, first: Decision | Harvest, mine: Decision | Harvest) -> s
     if theirs == ours:
         return "INV-11"
     return "INV-62" if sorted(theirs) == sorted(ours) else "INV-10"
+
+
+def row_rid(first: Decision | Harvest, mine: Decision | Harvest) -> str:
+    """The request whose token is the first that differs."""
+    assert isinstance(first, Harvest)
+    assert isinstance(mine, Harvest)
+    rows = zip(mine.delivered, first.token_ids, mine.token_ids)
+    return next((rid for (rid, _), a, b in rows if a != b), "")
 
 
 def guilty_rid(a: object, b: object) -> str:

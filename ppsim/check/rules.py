@@ -9,13 +9,17 @@
     INV-73   the cache is emptied only while nothing is in flight
 
 The numbers are those of the catalogue of public bugs (``docs/bugs.md``). Each rule looks at one rank, or at what a rank
-says to another; the comparison of ranks is ``audit.py``'s. What bounds a run in time is in ``progress.py``.
+says to another; the comparison of ranks is ``together.py``'s. What bounds a run in time is in ``patience.py``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ppsim.check.observers import Seat
+from ppsim.check.together import Concludes, Record, Voices
+from ppsim.check.turn_rules import TurnRules
 from ppsim.core import effects as fx
 from ppsim.core.admission import expected_output
 from ppsim.core.consensus import KVPoll
@@ -23,23 +27,17 @@ from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import AbortReq, FlushCache, Verdict
 from ppsim.core.request import Request, State
 from ppsim.core.votes import TERMINAL_VOTES
-from ppsim.world.turn_rules import TurnRules
 
 if TYPE_CHECKING:
     from ppsim.core.scheduler import Scheduler
     from ppsim.core.slots import Slot
-    from ppsim.world.driver import SimulatedRank
-
-View = tuple[tuple[str, ...], tuple[str, ...]]
-NOTHING: View = ((), ())
-MAX_VIEWS = 4096  # votes whose conclusion never came; a run that goes on has a few
 
 
 class Rules:
-    """One for each run."""
+    """One for each process. ``tell`` takes what is held against the other ranks."""
 
-    def __init__(self) -> None:
-        self.views: dict[tuple[str, int], dict[int, View]] = {}  # (vote, iteration) -> what each rank saw
+    def __init__(self, tell: Callable[[Record], None]) -> None:
+        self.tell = tell
         self.marked: dict[int, dict[str, int]] = {}  # rank -> rid -> iteration of arrival, once it is marked
         self.was_full: dict[tuple[int, int], bool] = {}  # (rank, slot) -> batch_is_full after its last visit
         self.members: dict[tuple[int, int], dict[str, None]] = {}  # likewise: running in it or launched
@@ -48,7 +46,7 @@ class Rules:
 
     # --- votes: I4 -------------------------------------------------------------------------------------------
 
-    def seen(self, r: SimulatedRank, effect: fx.Observe, values: tuple[int, ...]) -> None:
+    def seen(self, r: Seat, effect: fx.Observe, values: tuple[int, ...]) -> None:
         """What a rank looked at; in the first pass of a vote that is its voice."""
         phase = r.phase()
         if not phase.startswith("first_pass_"):
@@ -57,33 +55,17 @@ class Rules:
         good = (KVPoll.SUCCESS, KVPoll.FAILED) if name in TERMINAL_VOTES else (KVPoll.WAITING_FOR_INPUT,)
         pairs = tuple(zip(effect.keys, values, strict=True))
         view = tuple(rid for rid, v in pairs if v in good), tuple(rid for rid, v in pairs if v == KVPoll.FAILED)
-        self.views.setdefault((name, effect.iteration), {})[r.rank_id] = view
-        if len(self.views) > MAX_VIEWS:
-            del self.views[next(iter(self.views))]
+        self.tell(Voices(r.rank_id, effect.iteration, r.rank.slot, name, view))
 
-    def published(self, r: SimulatedRank, verdict: Verdict) -> None:
+    def published(self, r: Seat, verdict: Verdict) -> None:
         """The last rank publishes a conclusion: all ranks have spoken."""
-        if not r.rank.config.is_last or verdict.name == "retract":  # what is retracted is replicated, nobody looks
-            return
-        views = self.views.pop((verdict.name, verdict.iteration), {})
-        ranks = range(len(r.setting.ranks))
-        bad = {rid for view in views.values() for rid in view[1]}
-        good = [rid for rid in views.get(0, NOTHING)[0] if all(rid in views.get(k, NOTHING)[0] for k in ranks)]
-        if verdict.name not in TERMINAL_VOTES:
-            good = [rid for rid in good if rid not in bad]
-        if list(verdict.good) == good and set(verdict.bad) == bad:
-            return
-        wrong = next((rid for rid in verdict.good if rid not in good), "")
-        against = [k for k in ranks if wrong and wrong not in views.get(k, NOTHING)[0]]
-        text = f"conclusion of {verdict.name} of iteration {verdict.iteration}: good {verdict.good}, bad {verdict.bad}"
-        text += f", but all ranks together saw good {tuple(good)}, bad {tuple(sorted(bad))}"
-        early = "INV-52" if wrong and verdict.name in TERMINAL_VOTES else "INV-47"
-        broken = early if list(verdict.good) != good else "INV-48"
-        fail(broken, r, wrong, text + (f"; rank {against[0]} does not agree to {wrong}" if against else ""))
+        if r.rank.config.is_last and verdict.name != "retract":  # what is retracted is replicated, nobody looks
+            about = (verdict.name, verdict.iteration, verdict.good, verdict.bad)
+            self.tell(Concludes(r.rank_id, r.rank.iteration, r.rank.slot, *about))
 
     # --- a decision -----------------------------------------------------------------------------------------
 
-    def before_decision(self, r: SimulatedRank, decision: fx.Decision) -> None:
+    def before_decision(self, r: Seat, decision: fx.Decision) -> None:
         """After the inputs were applied and the batch was chosen."""
         self._newly_marked(r, [item for item in r.rank.inputs if isinstance(item, AbortReq)])
         self._flushes(r, decision)
@@ -95,7 +77,7 @@ class Rules:
             if rid in requests and requests[rid].pages:
                 fail("INV-66", r, rid, f"it is retracted and still holds {len(requests[rid].pages)} pages")
 
-    def _newly_marked(self, r: SimulatedRank, aborts: list[AbortReq]) -> None:
+    def _newly_marked(self, r: Seat, aborts: list[AbortReq]) -> None:
         """INV-68: whoever is marked for abort was named by an abort of this list."""
         marked = self.marked.setdefault(r.rank_id, {})
         requests = r.rank.scheduler.requests
@@ -112,7 +94,7 @@ class Rules:
         if len(marked) > len(requests) + 64:
             self.marked[r.rank_id] = {rid: at for rid, at in marked.items() if rid in requests}
 
-    def _flushes(self, r: SimulatedRank, decision: fx.Decision) -> None:
+    def _flushes(self, r: Seat, decision: fx.Decision) -> None:
         """INV-73: a flush that was granted found no launched batch but the one that came after it."""
         granted = {reply.rid for reply in r.rank.scheduler.outbox if reply.status == "finished"}
         for item in r.rank.inputs:
@@ -125,7 +107,7 @@ class Rules:
 
     # --- admission: INV-69 ----------------------------------------------------------------------------------------
 
-    def _admissions(self, r: SimulatedRank, decision: fx.Decision) -> None:
+    def _admissions(self, r: Seat, decision: fx.Decision) -> None:
         """A request is admitted only if all of it fits, not just the chunk of this batch (bugs.md B90).
 
         In pages that it does not hold yet; the KV of a last token is never written. Admission looks before the decode
@@ -165,7 +147,7 @@ class Rules:
         rows = [(scheduler.requests.get(rid), prefix_len) for rid, prefix_len, _ in decision.pieces]
         return page * sum(q is not None and q.state is State.DECODE and at % page == 0 for q, at in rows)
 
-    def _closed_slot(self, r: SimulatedRank, decision: fx.Decision) -> None:
+    def _closed_slot(self, r: Seat, decision: fx.Decision) -> None:
         """A slot is closed (batch_is_full) only where it has no place, no row or no tokens left (bugs.md B86)."""
         scheduler = r.rank.scheduler
         slot = scheduler.slots.current(decision.iteration)
@@ -201,18 +183,18 @@ class Rules:
         pieces = zip(batch.forward.pieces, batch.requests)
         return sum(not piece.is_decode and piece.prefix_len > q.num_cached_tokens for piece, q in pieces)
 
-    def _wanted(self, r: SimulatedRank, request: Request) -> int:
+    def _wanted(self, r: Seat, request: Request) -> int:
         config = r.rank.scheduler.config
         return request.seq_len + request.spec.max_new_tokens + 2 * config.page_size
 
-    def _growth(self, r: SimulatedRank, request: Request) -> int:
+    def _growth(self, r: Seat, request: Request) -> int:
         """All that a request that holds memory may still take, and a page."""
         total = request.prompt_len + request.spec.max_new_tokens
         return max(total - request.kv_len, 0) + 2 * r.rank.scheduler.config.page_size
 
     # --- a harvest --------------------------------------------------------------------------------------------
 
-    def harvested(self, r: SimulatedRank, harvest: fx.Harvest) -> None:
+    def harvested(self, r: Seat, harvest: fx.Harvest) -> None:
         """After everything that this iteration delivered or ended."""
         scheduler = r.rank.scheduler
         marked = self.marked.setdefault(r.rank_id, {})
@@ -225,7 +207,7 @@ class Rules:
             marked.pop(rid, None)
         self._pages(r)
 
-    def _pages(self, r: SimulatedRank) -> None:
+    def _pages(self, r: Seat) -> None:
         """INV-66: the pages that are not free are those of the tree and those that requests hold alone."""
         scheduler = r.rank.scheduler
         pool, tree = scheduler.kv.pool, scheduler.kv.tree
@@ -243,5 +225,5 @@ class Rules:
             fail("INV-23", r, "", f"pages are lost: {used} are in use, but cache and requests hold {held}")
 
 
-def fail(rule: str, r: SimulatedRank, rid: str, text: str) -> None:
+def fail(rule: str, r: Seat, rid: str, text: str) -> None:
     raise InvariantViolation(rule, r.rank_id, r.rank.iteration, r.rank.slot, rid, text)

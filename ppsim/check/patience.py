@@ -9,45 +9,36 @@ look at the first rank's requests or at a rank's own clock, change nothing, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Sequence
 
+from ppsim.check.observers import Seat
+from ppsim.check.rules import fail
 from ppsim.core.effects import Decided, Decision, Recv
 from ppsim.core.messages import Lane
-from ppsim.world.driver import SimulatedRank
-from ppsim.world.rules import fail
-from ppsim.world.setting import Setting
 
 NS_PER_MS = 1_000_000
 AGREEMENT_PHASES = ("first_pass_", "second_receive_", "agree_", "barrier")
 
 
-def watch_patience(setting: Setting) -> None:
-    """Attach what the scenario asks for. Call before the ranks start."""
-    run = setting.scenario.run
-    if run.max_wait_iterations:
-        first = setting.ranks[0]
-        first.handlers[Decided] = Movement(first, run.max_wait_iterations).watched(first.handlers[Decided])
-    if run.max_agreement_wait_ms:
-        for simulated in setting.ranks:
-            limit_ns = round(run.max_agreement_wait_ms * NS_PER_MS)
-            simulated.handlers[Recv] = bounded(simulated, limit_ns, simulated.handlers[Recv])
+def watch_patience(ranks: Sequence[Seat], max_wait_iterations: int, max_agreement_wait_ms: float) -> None:
+    """Hang on these ranks what a scenario asks for; 0: no limit. Call before they start."""
+    for r in ranks:
+        if max_wait_iterations and r.rank_id == 0:
+            Movement(r, max_wait_iterations).watch()
+        if max_agreement_wait_ms:
+            Agreements(r, round(max_agreement_wait_ms * NS_PER_MS)).watch()
 
 
 class Movement:
     """When each request of a rank has moved last, in iterations."""
 
-    def __init__(self, r: SimulatedRank, limit: int) -> None:
+    def __init__(self, r: Seat, limit: int) -> None:
         self.r, self.limit = r, limit
         self.last: dict[str, tuple[object, int]] = {}  # rid -> (arrival and state, iteration)
 
-    def watched(self, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        def decided(effect: Decided) -> Any:
-            reply = handler(effect)
-            self.look(effect.decision)
-            return reply
-
-        return decided
+    def watch(self) -> None:
+        """Hang it on the rank."""
+        self.r.observers.after(lambda effect, _: self.look(effect.decision), Decided)
 
     def look(self, decision: Decision) -> None:
         """Raises InvariantViolation for the request that has waited longest, if that is too long."""
@@ -68,15 +59,24 @@ class Movement:
             fail("INV-69", self.r, rid, text)
 
 
-def bounded(r: SimulatedRank, limit_ns: int, handler: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A receive whose wait inside an agreement is measured; a message that carries data is not one."""
+class Agreements:
+    """How long a rank stands still inside an agreement; a message that carries data is none."""
 
-    def received(effect: Recv) -> Any:
-        before = r.now
-        reply = handler(effect)
-        if r.now - before > limit_ns and effect.lane is not Lane.TENSOR and r.phase().startswith(AGREEMENT_PHASES):
-            text = f"it waits {(r.now - before) / NS_PER_MS:g} ms for rank {effect.src} in phase {r.phase()}, "
-            fail("INV-72", r, "", text + f"at most {limit_ns / NS_PER_MS:g} ms are allowed")
-        return reply
+    def __init__(self, r: Seat, limit_ns: int) -> None:
+        self.r, self.limit_ns = r, limit_ns
+        self.since_ns = 0  # when it has begun to receive
 
-    return received
+    def watch(self) -> None:
+        """Hang it on the rank."""
+        self.r.observers.before(self.begins, Recv)
+        self.r.observers.after(self.ends, Recv)
+
+    def begins(self, effect: Recv) -> None:
+        self.since_ns = self.r.now
+
+    def ends(self, effect: Recv, _: object) -> None:
+        """Raises InvariantViolation if it took too long."""
+        r, waited_ns = self.r, self.r.now - self.since_ns
+        if waited_ns > self.limit_ns and effect.lane is not Lane.TENSOR and r.phase().startswith(AGREEMENT_PHASES):
+            text = f"it waits {waited_ns / NS_PER_MS:g} ms for rank {effect.src} in phase {r.phase()}, "
+            fail("INV-72", r, "", text + f"at most {self.limit_ns / NS_PER_MS:g} ms are allowed")

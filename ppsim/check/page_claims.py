@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ppsim.world.audit import Audit
-    from ppsim.world.driver import SimulatedRank
+    from ppsim.check.audit import Audit
+    from ppsim.check.observers import Seat
 
 
 @dataclass(slots=True, eq=False)
@@ -37,7 +37,7 @@ class PageClaims:
         self.claims: dict[tuple[int, str], Claim] = {}  # (rank, rid) -> its present life
         self.holders: dict[int, dict[int, tuple[Claim, ...]]] = {}  # rank -> page -> who has claimed it
 
-    def claim(self, r: SimulatedRank, rid: str, pages: list[int], iteration: int) -> None:
+    def claim(self, r: Seat, rid: str, pages: list[int], iteration: int) -> None:
         """A launch uses these pages. Raises InvariantViolation for one that another request in flight still uses."""
         claim = self._present(r, rid, pages, iteration)
         holders, pool = self.holders.setdefault(r.rank_id, {}), r.rank.scheduler.kv.pool
@@ -66,7 +66,7 @@ class PageClaims:
             for claim in holders.pop(page, ()):
                 claim.is_swapped = True
 
-    def _present(self, r: SimulatedRank, rid: str, pages: list[int], iteration: int) -> Claim:
+    def _present(self, r: Seat, rid: str, pages: list[int], iteration: int) -> Claim:
         """The claim that this launch continues, with those of its pages that are still the same; or a new one."""
         key = (r.rank_id, rid)
         claim = self.claims.get(key)
@@ -82,13 +82,13 @@ class PageClaims:
         fresh = self.claims[key] = Claim(rid, iteration, pages)
         return fresh
 
-    def _in_flight(self, r: SimulatedRank, claim: Claim) -> bool:
+    def _in_flight(self, r: Seat, claim: Claim) -> bool:
         """Whether the launch that a claim is of has not been harvested."""
         slot = claim.iteration % len(r.rank.scheduler.slots)
         launched = self.audit.launched.get((r.rank_id, slot))
         return launched is not None and launched[0] == claim.iteration and claim.rid in launched[1]
 
-    def _lives(self, r: SimulatedRank, claim: Claim) -> bool:
+    def _lives(self, r: Seat, claim: Claim) -> bool:
         """Whether a later launch may continue it."""
         return self.claims.get((r.rank_id, claim.rid)) is claim and claim.rid in r.rank.scheduler.requests
 

@@ -1,18 +1,15 @@
-"""What is checked while a run goes on: lockstep, one terminal reply for each request, progress.
-
-With ``run.check`` off only the recording is made.
-"""
+"""What the first rank owes its clients, ``run.check`` on or off: one terminal reply for each request, progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ppsim.core.effects import Decision, Harvest, Reply
+from ppsim.check.observers import Seat
+from ppsim.core.effects import Decided, Decision, Ingest, Reply
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import FlushCache, Input, NewRequest, Shutdown
 from ppsim.core.tokens import count
 from ppsim.errors import EXIT_LIVENESS, EXIT_UNKNOWN, PpsimError
-from ppsim.world.lockstep import Lockstep
 
 MAX_EMPTY_ITERATIONS = 20_000
 """Iterations of the first rank without any batch, while requests wait, that count as a livelock."""
@@ -37,18 +34,14 @@ class StopRun(PpsimError):
 
 
 class Watch:
-    """Sees every decision, harvest and reply of a run."""
+    """Sees what the first rank reads, decides and replies. A reply of any other rank is a failure in itself."""
 
     def __init__(
         self,
-        num_ranks: int,
-        check: bool,
         max_iterations: int,
         num_requests: int,
         progress: Callable[[int, int], None] | None,
-        audited: bool = False,
     ) -> None:
-        self.lockstep = Lockstep(num_ranks, audited=audited) if check else None
         self.max_iterations = max_iterations
         self.num_requests = num_requests
         self.progress = progress
@@ -60,6 +53,16 @@ class Watch:
         self.replies_left = 0  # what the requests so far may answer; more of them is no progress
         self.held_up: dict[int, str] = {}  # slot -> the rule that left its latest visit empty (docs/batches.md)
         self.is_shut = False  # Shutdown was handed out: nothing more will come
+
+    def watch(self, r: Seat) -> None:
+        """Hang it on a rank. Call before the rank runs."""
+        before, after, rank = r.observers.before, r.observers.after, r.rank
+        if r.rank_id:
+            before(lambda effect: no_client(r, effect), Reply)
+            return
+        after(lambda effect, inputs: self.ingested(effect.iteration, inputs, effect.idle), Ingest)
+        after(lambda effect, _: self.decided(effect.decision), Decided)
+        after(lambda effect, _: self.replied(effect, rank.iteration, rank.slot), Reply)
 
     def ingested(self, iteration: int, inputs: Sequence[Input], idle: bool) -> None:
         """The first rank starts an iteration. An id may come again: every request and flush is owed a reply."""
@@ -77,20 +80,18 @@ class Watch:
         self.is_shut |= any(isinstance(item, Shutdown) for item in inputs)
         self._is_alive(iteration)
 
-    def decided(self, rank: int, decision: Decision) -> None:
-        if rank == 0:
-            has_tokens = any(new_tokens for _, _, new_tokens in decision.pieces)
-            self.empty_iterations = 0 if has_tokens else self.empty_iterations + 1
-            self.quiet_iterations += 1
-            why = "a piece of 0 tokens" if decision.pieces else decision.stall
-            if not has_tokens and why:
-                self.held_up[decision.slot] = why
-            else:
-                self.held_up.pop(decision.slot, None)
-            if self.empty_iterations > MAX_EMPTY_ITERATIONS + 1 or self.quiet_iterations > self.max_quiet + 1:
-                self._is_alive(decision.iteration)  # it does not even read its inputs any more
-        if self.lockstep is not None:
-            self.lockstep.decision(rank, decision)
+    def decided(self, decision: Decision) -> None:
+        """The first rank has decided: is it getting anywhere?"""
+        has_tokens = any(new_tokens for _, _, new_tokens in decision.pieces)
+        self.empty_iterations = 0 if has_tokens else self.empty_iterations + 1
+        self.quiet_iterations += 1
+        why = "a piece of 0 tokens" if decision.pieces else decision.stall
+        if not has_tokens and why:
+            self.held_up[decision.slot] = why
+        else:
+            self.held_up.pop(decision.slot, None)
+        if self.empty_iterations > MAX_EMPTY_ITERATIONS + 1 or self.quiet_iterations > self.max_quiet + 1:
+            self._is_alive(decision.iteration)  # it does not even read its inputs any more
 
     def _is_alive(self, iteration: int) -> None:
         """Raises StopRun where the first rank goes round and round and nothing comes of it."""
@@ -103,10 +104,6 @@ class Watch:
             return
         rules = ", ".join(f"slot {slot} is {why}" for slot, why in sorted(self.held_up.items()))
         raise StopRun(text + (f"; held up by scheduler.rules: {rules}" if rules else ""), EXIT_LIVENESS, iteration)
-
-    def harvested(self, rank: int, harvest: Harvest) -> None:
-        if self.lockstep is not None:
-            self.lockstep.harvest(rank, harvest)
 
     def replied(self, reply: Reply, iteration: int, slot: int) -> None:
         """A reply left for the client: nothing follows a terminal one (invariant 61)."""
@@ -127,3 +124,9 @@ class Watch:
             self.ended[reply.rid] = reply.status
             if self.progress is not None:
                 self.progress(len(self.ended), self.num_requests)
+
+
+def no_client(r: Seat, reply: Reply) -> None:
+    """Only the first rank has clients."""
+    text = f"it answers the client of {reply.rid}; only the first rank has clients"
+    raise InvariantViolation("INV-61", r.rank_id, r.rank.iteration, r.rank.slot, reply.rid, text)

@@ -12,14 +12,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ppsim.check.observers import Seat
 from ppsim.core.effects import Decision
 from ppsim.core.errors import InvariantViolation
+from ppsim.core.rank import Rank
 from ppsim.core.request import Request, State
 from ppsim.core.slots import Slot
 
 if TYPE_CHECKING:
     from ppsim.core.scheduler import Scheduler
-    from ppsim.world.driver import SimulatedRank
 
 
 @dataclass(slots=True)
@@ -33,16 +34,20 @@ class Turns:
 
 
 class TurnRules:
-    """One for each run."""
+    """One for each process."""
 
     def __init__(self) -> None:
         self.turns: dict[int, Turns] = {}
         self.num_prefills: dict[tuple[int, int], int] = {}  # (rank, slot) -> in a row beside requests to decode
 
-    def decided(self, r: SimulatedRank, decision: Decision) -> None:
+    def begin(self, r: Seat) -> None:
+        """Before a rank runs: what the world is going to refuse it."""
+        self.turns[r.rank_id] = Turns(refusals_left=dict(r.rank.hooks.failing_allocations))
+
+    def decided(self, r: Seat, decision: Decision) -> None:
         """Raises InvariantViolation where a turn was not given."""
         scheduler = r.rank.scheduler
-        turns = self.turns.setdefault(r.rank_id, Turns())
+        turns = self.turns[r.rank_id]
         slot = scheduler.slots.current(decision.iteration)
         if scheduler.config.max_consecutive_prefills:
             self._prefills(r, decision, slot, turns)
@@ -50,7 +55,7 @@ class TurnRules:
             self._chunks(r, decision, slot, turns)
         turns.cut_rid = decision.chunked_rid
 
-    def _prefills(self, r: SimulatedRank, decision: Decision, slot: Slot, turns: Turns) -> None:
+    def _prefills(self, r: Seat, decision: Decision, slot: Slot, turns: Turns) -> None:
         limit = r.rank.config.max_consecutive_prefills
         key = (r.rank_id, slot.index)
         beside = next((q.rid for q in slot.running if q.state is State.DECODE), "")
@@ -63,11 +68,11 @@ class TurnRules:
             )
             raise violation(r, beside, text + "are allowed")
 
-    def _chunks(self, r: SimulatedRank, decision: Decision, slot: Slot, turns: Turns) -> None:
+    def _chunks(self, r: Seat, decision: Decision, slot: Slot, turns: Turns) -> None:
         scheduler, limit = r.rank.scheduler, r.rank.config.max_consecutive_chunks
         first = scheduler.waiting[0] if scheduler.waiting else None
         goes_on = bool(decision.pieces) and decision.pieces[0][0] == turns.cut_rid
-        had_turn = first is not None and refused_memory(r, turns, first.rid)
+        had_turn = first is not None and refused_memory(r.rank, turns, first.rid)
         not_ready = first is not None and first.rid in scheduler.kv.fetches  # it waits for storage, not for its turn
         if first is None or had_turn or not_ready or not goes_on or not fits_whole(scheduler, slot, first):
             turns.passed_rid, turns.num_passed = "", 0
@@ -79,10 +84,10 @@ class TurnRules:
             raise violation(r, first.rid, text)
 
 
-def refused_memory(r: SimulatedRank, turns: Turns, rid: str) -> bool:
+def refused_memory(rank: Rank, turns: Turns, rid: str) -> bool:
     """Whether the world refused it memory in this visit (chance.max_failed_allocations): it had its turn."""
-    before = turns.refusals_left.get(rid, r.setting.failing.get(rid, 0))
-    turns.refusals_left[rid] = now = r.rank.hooks.failing_allocations.get(rid, 0)
+    before = turns.refusals_left.get(rid, 0)
+    turns.refusals_left[rid] = now = rank.hooks.failing_allocations.get(rid, 0)
     return now < before
 
 
@@ -99,5 +104,5 @@ def fits_whole(scheduler: Scheduler, slot: Slot, request: Request) -> bool:
     return in_batch and in_slot and in_memory
 
 
-def violation(r: SimulatedRank, rid: str, text: str) -> InvariantViolation:
+def violation(r: Seat, rid: str, text: str) -> InvariantViolation:
     return InvariantViolation("INV-69", r.rank_id, r.rank.iteration, r.rank.slot, rid, text)

@@ -8,17 +8,32 @@ through a chain; that of the clocks alone would often be a neighbour that had ju
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ppsim.core.effects import AwaitLocal, AwaitTokens, Commit, Decision, Effect, Recv, Send
+from ppsim.core.outcome import Verdict
 from ppsim.core.rank import Rank
 from ppsim.core.request import Request
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import Slot
+from ppsim.errors import EXIT_LIVENESS, PpsimError
 
 MAX_NAMES = 8  # requests shown of a queue
 NUM_DECISIONS = 4
+
+
+class Stuck(PpsimError):
+    """A rank made no progress for too long; carries the verdict of the run."""
+
+    exit_code = EXIT_LIVENESS
+
+    def __init__(self, verdict: Verdict) -> None:
+        super().__init__(verdict)
+        self.verdict = verdict
+
+    def __str__(self) -> str:
+        return self.verdict.message
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +47,29 @@ class Standing:
     since_ns: int  # when it completed its last effect
     runs: bool = True
     done: bool = False
+    slot: int | None = None  # None: not known
 
     def sentence(self, now_ns: int) -> str:
         """One line of a report."""
         peer = f" for rank {self.waits_for}" if self.waits_for is not None else ""
         waited = f", no progress for {(now_ns - self.since_ns) / 1e6:.1f} ms"
         return f"rank {self.rank}: iteration {self.iteration}, {self.doing}{peer}" + ("" if self.done else waited)
+
+
+def no_progress(
+    standings: Sequence[Standing], now_ns: int, limit: str, states: Iterable[str], slow: int | None = None
+) -> Verdict:
+    """The watchdog's report: each rank's effect, the rank to look at first, and every rank's state below.
+
+    ``limit``: in words. ``slow``: a rank that has not stopped, but took longer than the limit for one effect.
+    """
+    first, cycle = (slow, ()) if slow is not None else first_without_progress(standings)
+    guilty = standings[first]
+    lines = [f"watchdog: no progress for {limit}; first: {guilty.sentence(now_ns)}"]
+    lines += [f"  {s.sentence(now_ns)}" for s in standings if s.rank != first]
+    lines += [*cycle_lines(cycle), *states]
+    invariant = "INV-40" if cycle else None
+    return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), invariant, first, guilty.iteration, guilty.slot)
 
 
 def first_without_progress(standings: Sequence[Standing]) -> tuple[int, tuple[int, ...]]:
@@ -70,23 +102,41 @@ def wait_cycle(waits_for: dict[int, int | None]) -> tuple[int, ...]:
     return ()
 
 
+def cycle_lines(cycle: Sequence[int]) -> list[str]:
+    """The line of a report that shows a wait-for cycle; none where there is none."""
+    return ["  wait-for cycle: " + " -> ".join(str(rank) for rank in [*cycle, cycle[0]])] if cycle else []
+
+
+def name_of(effect: Effect | None) -> str:
+    """An effect as a noun, without the peer: what a rank is in."""
+    match effect:
+        case Recv():
+            return f"receive on lane {effect.lane.value}"
+        case Send():
+            return f"send of {effect.message.kind.value} (iteration {effect.message.iteration})"
+        case Commit():
+            return "commit of a send"
+        case _:
+            return type(effect).__name__.lower()
+
+
 def describe(effect: Effect | None) -> str:
-    """An effect in words, without the peer."""
+    """What a rank does, without the peer."""
     match effect:
         case None:
             return "has not started"
         case Recv():
-            return f"waits in a receive on lane {effect.lane.value}"
+            return f"waits in a {name_of(effect)}"
         case Send():
-            return f"sends {effect.message.kind.value} of iteration {effect.message.iteration}"
+            return f"is in a {name_of(effect)}"
         case Commit():
-            return "waits in the commit of a send"
+            return f"waits in the {name_of(effect)}"
         case AwaitTokens():
             return f"waits for the tokens of iteration {effect.output.iteration}"
         case AwaitLocal():
             return f"waits for its own {effect.what} of {effect.key}"
         case _:
-            return f"is in {type(effect).__name__.lower()}"
+            return f"is in {name_of(effect)}"
 
 
 def state_lines(rank: Rank, decisions: Sequence[Decision]) -> list[str]:

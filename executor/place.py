@@ -1,0 +1,87 @@
+"""A rank of the real world as the judge sees it (``ppsim.check.observers.Seat``), and what is hung on it.
+
+Rule: what one rank shows alone is judged in its own process, at once. What only several ranks show together is kept as
+records, which go to the launcher with the rank's report and are judged there (``ending.py``). Where another rank is at
+this very moment nobody here can know: invariants 7 and 8 are the simulated world's.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Generator, Mapping, Sequence
+from typing import Any
+
+from ppsim.check.audit import Audit, follow
+from ppsim.check.leftovers import rank_leftover, unanswered
+from ppsim.check.observers import Observers, phase_of
+from ppsim.check.patience import watch_patience
+from ppsim.check.physical import never_committed
+from ppsim.check.together import Decides, Harvests, Record
+from ppsim.check.verdicts import failed
+from ppsim.check.watch import Watch
+from ppsim.core.outcome import Verdict
+from ppsim.core.rank import Rank
+from ppsim.recording import Recording
+from ppsim.scenario import Scenario
+from ppsim.workload.facts import Facts
+
+
+class Place:
+    """One rank. ``facts``, ``stored`` and ``loop`` come once it is connected and runs."""
+
+    def __init__(self, core: Rank, scenario: Scenario) -> None:
+        self.rank, self.run = core, scenario.run
+        self.rank_id = core.link.rank_id
+        self.observers = Observers()
+        self.records: list[Record] = []
+        self.facts: Facts | None = None
+        self.stored: Mapping[str, Sequence[int | None]] = {}
+        self.loop: Generator[Any, Any, Any] | None = None
+        self.now_ns: Callable[[], int] = time.monotonic_ns
+        self.watch = Watch(0, 0, None)  # the client counts iterations (run.max_iterations), the status shows progress
+
+    def judge(self) -> None:
+        """Hang on the rank whatever the scenario asks for, in the order of the simulated world."""
+        self.watch.watch(self)
+        if self.run.invariants:
+            Audit(self.tell, commits_wait=True).watch(self)
+        elif self.run.check:
+            follow(self, self.tell)
+        watch_patience([self], self.run.max_wait_iterations, self.run.max_agreement_wait_ms)
+
+    def tell(self, record: Record) -> None:
+        """Keep what is held against the other ranks."""
+        if self.run.check or not isinstance(record, Decides | Harvests):
+            self.records.append(record)
+
+    def left_behind(self, recording: Recording, uncommitted: list[str]) -> Verdict | None:
+        """What is wrong after the last iteration. ``uncommitted``: the kinds of sends that nobody has waited for."""
+        problem = rank_leftover(self.rank)
+        if problem is None and self.rank_id == 0:
+            problem = unanswered(self.watch, [a.rid for a in recording.arrivals])
+        if problem is None and uncommitted:
+            problem = "INV-38", never_committed(uncommitted)
+        return None if problem is None else failed(problem[0], self, problem[1])
+
+    # --- Seat ------------------------------------------------------------------------------------------------------
+
+    @property
+    def now(self) -> int:
+        return self.now_ns()
+
+    def phase(self) -> str:
+        return "start" if self.loop is None else phase_of(self.loop)
+
+    def iteration_of(self, rank_id: int) -> int | None:
+        return None
+
+    def transfer_of(self, rid: str) -> int | None:
+        """Of a prefill server against a modelled peer, the only role that has transfers here."""
+        if self.facts is None or (self.rank_id, "transfer", rid) not in self.facts.known:
+            return None
+        return self.facts.sender(self.rank_id, self.rank.iteration, rid)
+
+    def sampled(self, reply: object) -> tuple[int, ...]:
+        """Waits for the device: who checks every invariant gives up running ahead of it."""
+        tokens: list[int] = reply.tolist()  # type: ignore[attr-defined]  # a tensor, of which the launcher knows nothing
+        return tuple(tokens)

@@ -1,0 +1,178 @@
+"""The invariants of lockstep (protocol.md section 12), numbered as there: what each says and who checks it.
+
+``owner`` are the checks themselves: functions that raise ``InvariantViolation`` (or ``ProtocolError`` with this number)
+when the rule is broken, or that say what is compared for it. Every number has a planted bug that breaks it
+(``ppsim list bugs``), or says here why there can be none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from ppsim.check import lockstep, physical, progress, together
+from ppsim.check.audit import Audit
+from ppsim.check.leftovers import rank_leftover, unanswered
+from ppsim.check.page_claims import PageClaims
+from ppsim.check.patience import Agreements, Movement
+from ppsim.check.rules import Rules
+from ppsim.check.together import Together
+from ppsim.check.turn_rules import TurnRules
+from ppsim.check.watch import Watch
+from ppsim.core import pd_phases, phases, start
+from ppsim.core.channels import Endpoint
+from ppsim.core.scheduler import Scheduler, causes, limits, state_parts
+from ppsim.core.tiers import take_in
+from ppsim.core.votes import second_pass_receive
+
+Owner: TypeAlias = tuple[Callable[..., Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """One rule. ``number`` is that of protocol.md section 12 up to 64."""
+
+    number: int
+    statement: str
+    owner: Owner
+    unbreakable: str = ""  # why no run can break it, if none can
+
+    @property
+    def name(self) -> str:
+        return f"INV-{self.number:02d}"
+
+    @property
+    def checked_by(self) -> str:
+        """The owners in words: file and function."""
+        return ", ".join(f"{owner.__module__.rpartition('.')[2]}.{owner.__qualname__}" for owner in self.owner)
+
+
+def _table() -> tuple[Invariant, ...]:
+    rows: list[tuple[int, str, Owner] | tuple[int, str, Owner, str]] = [
+        (1, "the ordered request list of an iteration is the same on every rank", (Audit.before_decision,)),
+        (
+            2,
+            "every rank sends and receives one request message per iteration, also an empty one",
+            (Audit.posted, Audit._has_list),
+        ),
+        (3, "all ranks run with the same sizes and scheduling arguments", (start._receive,)),
+        (4, "slots are visited 0..L-1 in a circle, none is left out", (Audit.before_decision,)),
+        (5, "a batch launched at iteration b is harvested once, at b+L-1, on every rank", (Audit.harvested,)),
+        (6, "no slot is scheduled again before its batch was harvested", (Audit.launches,)),
+        (
+            7,
+            "rank k starts iteration i only after rank k-1 processed the list of iteration i",
+            (Audit.before_decision,),
+        ),
+        (8, "once its request send of iteration i is waited for, the next rank has started i-1", (Audit.posted,)),
+        (9, "a slot's batch is empty on one rank if and only if it is on all", (lockstep.differ,)),
+        (10, "the ordered requests of a batch are the same", (lockstep.differ,)),
+        (11, "mode, extend ranges and token counts of a batch are the same", (lockstep.differ,)),
+        (12, "the last-chunk flag and the skip rule's result are the same", (state_parts,)),
+        (
+            13,
+            "the chunked request and every count of middle chunks in flight are the same",
+            (lockstep.differ, state_parts),
+        ),
+        (14, "the waiting queue is the same, in order", (lockstep.differ, state_parts)),
+        (15, "the running set of every slot is the same, in order", (state_parts,)),
+        (16, "batch_is_full of each slot is the same when read", (state_parts,)),
+        (17, "new_token_ratio is the same when read", (state_parts,)),
+        (18, "retracted requests and their order are the same", (lockstep.differ,)),
+        (19, "the choice between prefill and decode is the same in each visit", (lockstep.differ,)),
+        (20, "the chunk budget is the same", (limits,)),
+        (21, "a change of pp_max_micro_batch_size takes effect in the same iteration", (limits,)),
+        (22, "token and request-row capacities are the same", (Audit.before_decision,)),
+        (
+            23,
+            "free and evictable token counts are the same before each memory check",
+            (lockstep.differ, state_parts, rank_leftover, Rules._pages),
+        ),
+        (24, "free rows and metadata buffers are the same before each use", (state_parts, rank_leftover)),
+        (25, "the radix tree's history of operations is the same before each use", (state_parts,)),
+        (26, "the sequence of evicted nodes is the same", (state_parts,)),
+        (27, "a request's matched prefix is the same at admission", (limits,)),
+        (
+            28,
+            "acks, prefetch hits and load-backs of the cache tiers are the same in number and order",
+            (causes, take_in),
+        ),
+        (29, "idle resets happen in the same iteration", (state_parts,)),
+        (30, "nothing frees memory between two iterations by a local clock", (Audit.between,)),
+        (31, "on each lane sends and receives agree in type and logical iteration", (Endpoint.receive,)),
+        (
+            32,
+            "hidden states are sent if and only if they are received, with the receiver's token count",
+            (phases.receive_hidden,),
+        ),
+        (33, "an output is forwarded if and only if the next rank expects it", (Endpoint.receive,)),
+        (34, "an output has one row for each request of the launched batch, in order", (phases._receive_output,)),
+        (
+            35,
+            "the last rank's queue holds the launched, unreleased outputs, in order",
+            (phases._release, Audit.before_decision),
+        ),
+        (36, "the inbox is empty at the end of an iteration", (Audit.before_decision, rank_leftover)),
+        (
+            37,
+            "a second-pass message exists depending on the iteration number only",
+            (Audit.posted, second_pass_receive),
+        ),
+        (
+            38,
+            "a send buffer is not given up before its send was waited for",
+            (physical.buffer_given_up, physical.never_committed),
+        ),
+        (39, "a graph-owned buffer is not rewritten before its send is over", (physical.graph_buffer_rewritten,)),
+        (40, "neighbours never both block in an unmatched output send", (progress.first_without_progress,)),
+        (41, "the tokens appended are the last rank's samples, on all ranks", (lockstep.differ, Together._own_samples)),
+        (42, "requests finish in the same iteration", (lockstep.differ,)),
+        (43, "the grammar queue is the same, in order", (causes,)),
+        (44, "only the last rank samples", (Audit.awaited,)),
+        (45, "the placeholder of a skipped exchange is never appended", (Scheduler.absorb,)),
+        (46, "the queues of a role are the same, in order", (causes, rank_leftover)),
+        (47, "a request advances on one rank if and only if on all, in the same iteration", (causes, Together._agrees)),
+        (48, "a request that failed on one rank fails on all, in the same iteration", (causes, Together._agrees)),
+        (49, "applying a conclusion does not look at local state again", (Audit.observed,)),
+        (50, "the poll list has one entry for each request of the bootstrap queue", (pd_phases.agree_bootstrap,)),
+        (51, "a request that left the first rank's queue leaves every rank's", (together.refined_queues,)),
+        (52, "KV is released on a rank only when its own transfer is terminal", (Audit.released, Together._agrees)),
+        (53, "retracted requests are bound to the same slot", (state_parts,)),
+        (54, "the store's view of a status only lags: values of the past, in order", (Audit.store_read,)),
+        (55, "a missing status is never read as progress", (Audit.store_read,)),
+        (56, "bad wins over good", (Audit.posted,)),
+        (57, "an abort takes effect in the same iteration on all ranks", (causes,)),
+        (58, "no rank but the first looks at a clock", (Audit.observed,)),
+        (59, "the composition of a launched batch does not change before its harvest", (Audit._harvest_launched,)),
+        (60, "an aborted request launches no further chunk", (Audit.launches,)),
+        (61, "every request gets exactly one terminal reply", (Watch.replied, unanswered)),
+        (62, "no unordered container influences an order", (together.refined,)),
+        (63, "a feature is switched off on all ranks or on none", (limits,)),
+        (64, "a page is not reused while a launched batch of its former owner is in flight", (PageClaims.claim,)),
+    ]
+    return tuple(Invariant(*row) for row in rows)
+
+
+RULES: tuple[Invariant, ...] = (
+    Invariant(65, "KV is sent only when the forward pass that computed it has ended", (physical.sent_before_computed,)),
+    Invariant(66, "KV is held for known tokens only; a retracted request holds none", (Rules._pages,)),
+    Invariant(67, "a request that is marked for abort delivers nothing more", (Rules.harvested,)),
+    Invariant(68, "nobody is marked for abort whom no abort names", (Rules._newly_marked,)),
+    Invariant(
+        69,
+        "who can run runs: admissions fit, slots are closed for a reason, turns are given",
+        (Rules._admissions, Rules._closed_slot, TurnRules.decided, Movement.look),
+    ),
+    Invariant(70, "every wait on a remote event ends", (physical.waits_for_ever,)),
+    Invariant(71, "every relay forwards every field of an output", (phases._receive_output,)),
+    Invariant(72, "no rank stands still for an agreement", (Agreements.ends,)),
+    Invariant(73, "the cache is emptied only while nothing is in flight", (Rules._flushes,)),
+)
+"""Rules of public bug reports that no number of section 12 says (docs/bugs.md).
+
+They go on from 65, and stand for the rules I9, I10, I12, I13, I14, I15, I17, I18 and I20 of bugs.md, in this order.
+"""
+
+INVARIANTS: tuple[Invariant, ...] = _table()
+BY_NAME: dict[str, Invariant] = {rule.name: rule for rule in (*INVARIANTS, *RULES)}

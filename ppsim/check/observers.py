@@ -1,0 +1,89 @@
+"""How anything looks at a rank while it runs: before the world answers an effect, and after. One way, in both worlds.
+
+Rule: an observer changes nothing that a rank decides. It may keep records; it may raise, and so end the run. A world
+calls ``befores[type(effect)]`` once when the rank has yielded the effect, however often it has to try to answer it, and
+``afters[type(effect)]`` once with the reply; in the order in which they were hung there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from types import GeneratorType
+from typing import Any, Protocol, TypeAlias, get_args
+
+from ppsim.core.effects import Effect
+from ppsim.core.rank import Rank
+
+EFFECTS: tuple[type[Effect], ...] = get_args(Effect)
+
+Before: TypeAlias = Callable[[Any], None]
+"""Is given the effect."""
+After: TypeAlias = Callable[[Any, Any], None]
+"""Is given the effect and the reply."""
+
+
+class Observers:
+    """Those who look at one rank."""
+
+    def __init__(self) -> None:
+        self.befores: dict[type[Effect], tuple[Before, ...]] = dict.fromkeys(EFFECTS, ())
+        self.afters: dict[type[Effect], tuple[After, ...]] = dict.fromkeys(EFFECTS, ())
+
+    def before(self, look: Before, *effects: type[Effect]) -> None:
+        """Hang an observer; without ``effects`` it sees all of them."""
+        for effect in effects or EFFECTS:
+            self.befores[effect] += (look,)
+
+    def after(self, look: After, *effects: type[Effect]) -> None:
+        """The same for what comes after the reply."""
+        for effect in effects or EFFECTS:
+            self.afters[effect] += (look,)
+
+
+class Seat(Protocol):
+    """A rank as those who judge it see it: itself, and what only its world can say of it."""
+
+    @property
+    def rank(self) -> Rank: ...
+
+    @property
+    def rank_id(self) -> int: ...
+
+    @property
+    def now(self) -> int:
+        """The rank's clock (ns): virtual in a simulation, real on a machine."""
+        ...
+
+    @property
+    def observers(self) -> Observers: ...
+
+    @property
+    def stored(self) -> Mapping[str, Sequence[int | None]]:
+        """By request: the statuses of all ranks that the last look into the consensus store found (first rank)."""
+        ...
+
+    def phase(self) -> str:
+        """The phase in which the loop stands (``phase_of``)."""
+        ...
+
+    def iteration_of(self, rank_id: int) -> int | None:
+        """The iteration in which another rank is at this moment; None: it has ended, or nobody here can know."""
+        ...
+
+    def transfer_of(self, rid: str) -> int | None:
+        """KVPoll of the rank's own transfer of a request that it has finished sending or given pages for; else None."""
+        ...
+
+    def sampled(self, reply: object) -> tuple[int, ...]:
+        """The tokens behind the reply to a launch on the last stage, one a row."""
+        ...
+
+
+def phase_of(loop: Generator[Any, Any, Any]) -> str:
+    """Name of the phase in which an event loop stands, for reports."""
+    names: list[str] = []
+    frame: Any = loop
+    while isinstance(frame, GeneratorType):
+        names.append(frame.__name__)
+        frame = frame.gi_yieldfrom
+    return names[1] if len(names) > 1 else names[0] if names else "ended"

@@ -1,0 +1,218 @@
+"""What only several ranks together show: that they are alike, agree on what all saw, and deliver what was sampled.
+
+Rule: ranks are known here by records alone, small tuples that can travel from another process. The first record of a
+kind and iteration is the one that the others are held against, so the reply depends on the order in which records come;
+a world hands them over as its ranks make them, ``in_order`` puts those of separate processes into one order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+from ppsim.check.lockstep import Lockstep
+from ppsim.core.effects import Decision, Harvest
+from ppsim.core.errors import InvariantViolation
+from ppsim.core.votes import TERMINAL_VOTES
+
+Parts: TypeAlias = tuple[tuple[str, str, object], ...]
+"""(invariant, name, value) of each part of a rank's state."""
+
+View: TypeAlias = tuple[tuple[str, ...], tuple[str, ...]]
+"""Requests that a rank saw as good, and as bad."""
+NOTHING: View = ((), ())
+MAX_VIEWS = 4096  # votes whose conclusion never came; a run that goes on has a few
+NUM_SAMPLED_KEPT = 1024  # iterations
+
+
+class Shown(NamedTuple):
+    """Parts of a rank's state, as they were at moment ``what`` of iteration ``at``."""
+
+    rank: int
+    iteration: int
+    slot: int
+    what: str
+    at: int  # the iteration in which all ranks must show the same; -1: before the first
+    parts: Parts
+
+
+class Decides(NamedTuple):
+    """A rank has decided what a slot runs."""
+
+    rank: int
+    iteration: int
+    slot: int
+    decision: Decision
+
+
+class Harvests(NamedTuple):
+    """A rank has post-processed a batch."""
+
+    rank: int
+    iteration: int
+    slot: int
+    harvest: Harvest
+
+
+class Voices(NamedTuple):
+    """What a rank saw in the first pass of a vote."""
+
+    rank: int
+    iteration: int
+    slot: int
+    vote: str
+    view: View
+
+
+class Concludes(NamedTuple):
+    """The last rank publishes the conclusion of the vote of iteration ``about``."""
+
+    rank: int
+    iteration: int
+    slot: int
+    vote: str
+    about: int
+    good: tuple[str, ...]
+    bad: tuple[str, ...]
+
+
+class Samples(NamedTuple):
+    """(request, token) of what the last stage has sampled for the launch of ``iteration``, middle chunks left out."""
+
+    rank: int
+    iteration: int
+    slot: int
+    tokens: tuple[tuple[str, int], ...]
+
+
+class Delivers(NamedTuple):
+    """Tokens that a rank took from the batch launched in ``launched``: (request, token) of each row."""
+
+    rank: int
+    iteration: int
+    slot: int
+    launched: int
+    tokens: tuple[tuple[str, int], ...]
+
+
+Record: TypeAlias = Shown | Decides | Harvests | Voices | Concludes | Samples | Delivers
+
+
+class Together:
+    """One for each run. ``check``: lockstep; ``audited``: the other records come too (``run.invariants``)."""
+
+    def __init__(self, num_ranks: int, *, check: bool, audited: bool) -> None:
+        self.num_ranks = num_ranks
+        self.lockstep = Lockstep(num_ranks, audited=audited) if check else None
+        self.firsts: dict[tuple[str, int], tuple[Parts, int]] = {}
+        self.views: dict[tuple[str, int], dict[int, View]] = {}  # (vote, iteration) -> what each rank saw
+        self.samples: dict[int, dict[str, int]] = {}
+
+    def take(self, record: Record) -> None:
+        """Raises InvariantViolation if this record does not go with the earlier ones."""
+        match record:
+            case Shown():
+                self._compare(record)
+            case Decides():
+                if self.lockstep is not None:
+                    self.lockstep.decision(record.rank, record.decision)
+            case Harvests():
+                if self.lockstep is not None:
+                    self.lockstep.harvest(record.rank, record.harvest)
+            case Voices():
+                self.views.setdefault((record.vote, record.iteration), {})[record.rank] = record.view
+                if len(self.views) > MAX_VIEWS:
+                    del self.views[next(iter(self.views))]
+            case Concludes():
+                self._agrees(record)
+            case Samples():
+                self.samples[record.iteration] = dict(record.tokens)
+                self.samples.pop(record.iteration - NUM_SAMPLED_KEPT, None)
+            case Delivers():
+                self._own_samples(record)
+
+    def _compare(self, shown: Shown) -> None:
+        """Hold a rank's parts against those of the first rank that came to this iteration."""
+        key, parts = (shown.what, shown.at), shown.parts
+        first, seen = self.firsts.get(key, (parts, 0))
+        if seen + 1 == self.num_ranks:
+            self.firsts.pop(key, None)
+        else:
+            self.firsts[key] = (first, seen + 1)
+        if first == parts:
+            return
+        for (invariant, name, mine), (_, _, other) in zip(parts, first, strict=True):
+            if mine != other:
+                named = refined(invariant, mine, other)
+                if named:
+                    fail(named, shown, "", f"{name}: this rank has {mine!r}, the first had {other!r}")
+
+    def _agrees(self, concluded: Concludes) -> None:
+        """I4: a conclusion is the intersection of what all ranks saw as good, and the union of what any saw as bad."""
+        views = self.views.pop((concluded.vote, concluded.about), {})
+        ranks, is_terminal = range(self.num_ranks), concluded.vote in TERMINAL_VOTES
+        bad = {rid for view in views.values() for rid in view[1]}
+        good = [rid for rid in views.get(0, NOTHING)[0] if all(rid in views.get(k, NOTHING)[0] for k in ranks)]
+        if not is_terminal:
+            good = [rid for rid in good if rid not in bad]
+        if list(concluded.good) == good and set(concluded.bad) == bad:
+            return
+        wrong = next((rid for rid in concluded.good if rid not in good), "")
+        against = [k for k in ranks if wrong and wrong not in views.get(k, NOTHING)[0]]
+        came = f"good {concluded.good}, bad {concluded.bad}"
+        text = f"conclusion of {concluded.vote} of iteration {concluded.about}: {came}"
+        text += f", but all ranks together saw good {tuple(good)}, bad {tuple(sorted(bad))}"
+        early = "INV-52" if wrong and is_terminal else "INV-47"
+        broken = early if list(concluded.good) != good else "INV-48"
+        fail(broken, concluded, wrong, text + (f"; rank {against[0]} does not agree to {wrong}" if against else ""))
+
+    def _own_samples(self, delivered: Delivers) -> None:
+        """Invariants 34 and 41: a request gets the token that the last stage has sampled for it."""
+        tokens = self.samples.get(delivered.launched)
+        if tokens is None:
+            return
+        for rid, token in delivered.tokens:
+            if token != tokens.get(rid):
+                row = "another row" if token in tokens.values() else "nowhere"
+                text = f"token {token} of {rid} comes from {row}, the last rank sampled {tokens}"
+                fail("INV-34" if token in tokens.values() else "INV-41", delivered, rid, text)
+
+
+def fail(invariant: str, record: Record, rid: str, text: str) -> None:
+    raise InvariantViolation(invariant, record.rank, record.iteration, record.slot, rid, text)
+
+
+def refined(invariant: str, mine: object, other: object) -> str:
+    """Same members in another order is the mark of an unordered container; a member more is an orphan.
+
+    Empty: another batch, which lockstep names.
+    """
+    if not isinstance(mine, tuple) or not isinstance(other, tuple):
+        return invariant
+    if invariant == "INV-27" and [rid for rid, _ in mine] != [rid for rid, _ in other]:
+        return ""
+    if invariant == "INV-46":
+        return refined_queues(mine, other)
+    pairs = zip(mine, other) if invariant == "INV-15" else [(mine, other)] if invariant in ("INV-14", "INV-47") else ()
+    return "INV-62" if any(a != b and sorted(a) == sorted(b) for a, b in pairs) else invariant
+
+
+def refined_queues(mine: tuple[object, ...], other: tuple[object, ...]) -> str:
+    for queue, first in zip(mine, other):
+        assert isinstance(queue, tuple)
+        assert isinstance(first, tuple)
+        if queue != first and sorted(queue) == sorted(first):
+            return "INV-62"
+        if any(rid not in first for rid in queue):
+            return "INV-51"
+    return "INV-46"
+
+
+def in_order(records: Mapping[int, Sequence[Record]]) -> Iterable[Record]:
+    """Records of separate processes, by rank in the order in which it made them, as one: by iteration, then by rank.
+
+    What a rank does in an iteration depends on what the ranks before it did in the same one, hardly ever on those
+    behind it: so the first difference in this order is the one from which the others followed.
+    """
+    places = [(place.iteration, rank, nth) for rank, mine in records.items() for nth, place in enumerate(mine)]
+    return (records[rank][nth] for _, rank, nth in sorted(places))

@@ -1,0 +1,37 @@
+"""How a run ended, and where its ranks stood if it failed: what the judge of both worlds says, and a recording encodes.
+
+Not to be mixed up with ``messages.Verdict``, the conclusion of one vote.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+VerdictKind: TypeAlias = Literal["pass", "fail", "unknown"]
+
+
+class Stand(NamedTuple):
+    """Where a rank stood when a run failed."""
+
+    rank: int
+    iteration: int
+    slot: int | None  # None: not known
+    doing: str
+    waits_for: int | None  # another rank of its pipeline; None: nobody
+    since_ns: int | None  # when its last effect was over, on the clock of the spans; None: not known
+
+
+class Verdict(NamedTuple):
+    """How a run ended. ``message`` is the whole text for the user; the other fields say where, as far as known."""
+
+    kind: VerdictKind
+    exit_code: int
+    message: str = ""
+    invariant: str | None = None
+    rank: int | None = None
+    iteration: int | None = None
+    slot: int | None = None
+    rid: str | None = None
+
+
+PASS = Verdict("pass", 0)

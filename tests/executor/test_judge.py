@@ -1,0 +1,183 @@
+"""Law: one judge for both worlds. A planted bug is found on real processes under the rule, at the place and in the
+words in which the simulated world finds it; what the executor cannot honour it refuses.
+
+The simulated run gets the tokens of the real one, so that a sentence may name them.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the executor extra is not installed")
+
+from executor.ending import deadlock, first_broken, verdict_of_failure, verdict_of_run
+from executor.launch import NOT_HERE, execute
+from executor.status import Status
+from executor.worker import Report
+from ppsim.check.together import Decides, Record, Shown, in_order
+from ppsim.core.effects import Commit, Decision, Recv
+from ppsim.core.errors import CallsDiffer, InvariantViolation, ProtocolError
+from ppsim.core.hooks import Hooks
+from ppsim.core.messages import Call, CallLog, Lane
+from ppsim.core.outcome import PASS
+from ppsim.errors import ScenarioError
+from ppsim.recording import Recording
+from ppsim.scenario import Scenario
+from ppsim.world import simulate
+from ppsim.world.simulate import Given
+from tests.executor.small import small_scenario
+
+
+def row(rid: str, at: int, prompt: int = 4, output: int = 1, **more: Any) -> dict[str, Any]:
+    return {"rid": rid, "at_iteration": at, "prompt": prompt, "output": output, "ignore_eos": True, **more}
+
+
+def work(*rows: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"workload": {"source": "requests", "requests": list(rows), **more}}
+
+
+LONG = work(row("R1", 0, output=9))
+TWO_LONG = work(row("R1", 0, output=9), row("R2", 0, output=9))
+
+BUGS: dict[str, dict[str, Any]] = {
+    "inputs_read_backwards": TWO_LONG,
+    "zigzag_slots": LONG,
+    "harvest_put_off": TWO_LONG,
+    "harvest_left_out": TWO_LONG,
+    "joins_another_slot": {"cluster": {"pp_size": 3}, **LONG},
+    "ratio_decays_twice": LONG,
+    "local_capacity": {"scheduler": {"max_total_tokens": [1024, 1000]}, **LONG},
+    "page_lost_at_finish": work(row("R1", 0, output=3), row("R2", 0, output=3)),
+    "row_returned_late": work(row("R1", 0), row("R2", 0, output=9)),
+    "other_tokens": LONG,
+    "last_reply_twice": LONG,
+    "hash_order": work(row("R1", 0), row("R2", 0)),
+}
+
+
+def scenario_of(bug: str = "", run: dict[str, Any] | None = None, **sections: Any) -> Scenario:
+    made = small_scenario(**sections, run={"invariants": True, "max_iterations": 200, **(run or {})})
+    return made.model_copy(update={"bugs": (bug,) if bug else ()})
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_a_planted_bug_is_found_alike_in_both_worlds(bug: str) -> None:
+    scenario = scenario_of(bug, **BUGS[bug])
+    real = execute(scenario, start_method="forkserver")
+    simulated = simulate(scenario, given=Given(tokens=real.tokens))
+    assert real.verdict.kind == "fail"
+    assert real.verdict == simulated.verdict  # rule, rank, iteration, slot, request, exit code and sentence
+    assert real.recording.warnings == [NOT_HERE]
+
+
+def test_the_right_protocol_passes_under_every_invariant_on_real_processes() -> None:
+    rows = [row(f"R{n}", n, 9 + 7 * n, 5) for n in range(5)]
+    limits = {"max_wait_iterations": 100, "max_agreement_wait_ms": 60_000.0}
+    result = execute(scenario_of(run=limits, cluster={"pp_size": 3}, **work(*rows)), start_method="forkserver")
+    assert result.verdict == PASS
+
+
+def test_without_checks_a_bug_runs_on_and_with_lockstep_alone_it_is_found_by_its_decisions() -> None:
+    """The ratio of one rank decays twice: nothing but the digest of its state shows it."""
+    quiet = scenario_of("ratio_decays_twice", {"invariants": False, "check": False}, **LONG)
+    assert execute(quiet, start_method="forkserver").verdict.kind == "pass"
+    lockstep = scenario_of("ratio_decays_twice", {"invariants": False}, **LONG)
+    found = execute(lockstep, start_method="forkserver").verdict
+    assert (found.invariant, found.rank, found.iteration) == ("INV-14", 1, 1)
+    assert found == simulate(lockstep).verdict
+
+
+def test_a_bug_of_the_simulated_world_is_refused_and_so_are_bugs_beside_hooks() -> None:
+    with pytest.raises(
+        ScenarioError, match=r"^bugs: 'store_out_of_order' changes store_age_ns, which only the simulat"
+    ):
+        execute(scenario_of("store_out_of_order", disaggregation={"role": "prefill"}, **LONG))
+
+    class Mine(Hooks):
+        pass
+
+    with pytest.raises(ScenarioError, match=r"^bugs: cannot be combined with hooks of the caller's own"):
+        execute(scenario_of("zigzag_slots", **LONG), hooks=Mine)
+
+
+# --- what the launcher makes of the reports, without processes ----------------------------------------------------
+
+
+def shown(rank: int, iteration: int, value: int) -> Record:
+    return Shown(rank, iteration, iteration % 3, "parts", iteration, (("INV-17", "new_token_ratio", value),))
+
+
+def decides(rank: int, iteration: int, mode: str = "empty") -> Record:
+    decision = Decision(iteration, iteration % 3, mode, (), (), None, "")
+    return Decides(rank, iteration, iteration % 3, decision)
+
+
+def test_records_of_separate_processes_come_by_iteration_then_by_rank_and_of_one_rank_as_they_were_made() -> None:
+    records = {1: [shown(1, 0, 1), decides(1, 0), decides(1, 1)], 0: [decides(0, 0), shown(0, 1, 2)]}
+    order = [(r.iteration, r.rank, type(r).__name__) for r in in_order(records)]
+    assert order == [
+        (0, 0, "Decides"),
+        (0, 1, "Shown"),
+        (0, 1, "Decides"),
+        (1, 0, "Shown"),
+        (1, 1, "Decides"),
+    ]
+
+
+def test_the_first_difference_is_named_whoever_reported_first() -> None:
+    late = Report(0, records=(shown(0, 4, 7), shown(0, 5, 7)))
+    early = Report(1, records=(shown(1, 4, 8), shown(1, 5, 9)))
+    for reports in ([late, early], [early, late]):
+        broken = first_broken(reports)
+        assert broken is not None
+        assert (broken.invariant, broken.rank, broken.iteration, broken.slot) == ("INV-17", 1, 4, 1)
+
+
+def test_what_ranks_show_together_goes_before_the_error_that_followed_from_it() -> None:
+    followed = ProtocolError(1, 6, 0, "a batch", "none", "rank 0 sent it")
+    records = ((decides(0, 5), decides(0, 6)), (decides(1, 5, "decode"),))
+    reports = {0: Report(0, records=records[0]), 1: Report(1, error=followed, records=records[1])}
+    verdict = verdict_of_failure(reports, reports[1])
+    assert (verdict.invariant, verdict.rank, verdict.iteration) == ("INV-09", 1, 5)
+    first = ProtocolError(1, 4, 1, "a batch", "none", "rank 0 sent it")  # before anything differs
+    reports[1] = Report(1, error=first, records=records[1])
+    assert verdict_of_failure(reports, reports[1]).message == str(first)
+
+
+def test_the_checker_is_more_exact_than_lockstep_in_the_same_iteration() -> None:
+    broken = InvariantViolation("INV-23", 1, 5, 2, "", "a page is lost")
+    reports = {0: Report(0, records=(decides(0, 5),)), 1: Report(1, error=broken, records=(decides(1, 5, "decode"),))}
+    assert verdict_of_failure(reports, reports[1]).invariant == "INV-09"
+    calls = tuple(
+        CallLog((rank,), str(rank), (Call(5, 2, "INV-23", "Pool.free", f"called({rank})"),)) for rank in (0, 1)
+    )
+    reports[1] = Report(1, error=CallsDiffer(1, 6, 0, calls), records=reports[1].records)
+    verdict = verdict_of_failure(reports, reports[1])
+    assert (verdict.invariant, verdict.rank, verdict.iteration) == ("INV-23", 1, 5)
+    assert verdict.message.endswith("found when the calls up to iteration 6 were compared")
+
+
+def test_a_deadlock_names_the_least_advanced_rank() -> None:
+    status = Status(multiprocessing.get_context("spawn"), 2)
+    status.beat(0, Recv(1, Lane.TENSOR), 9)
+    status.beat(1, Commit(3), 8)
+    verdict = deadlock(status, "both wait", 3)
+    assert (verdict.kind, verdict.exit_code, verdict.invariant, verdict.message) == (
+        "fail",
+        3,
+        "INV-40",
+        "deadlock: both wait",
+    )
+    assert (verdict.rank, verdict.iteration, verdict.slot) == (1, 8, 2)
+
+
+def test_ranks_of_different_length_are_not_alike() -> None:
+    recording = Recording(2, world="exec")
+    decision = Decision(0, 0, "empty", (), (), None, "")
+    recording.decision(0, decision)
+    verdict = verdict_of_run(recording, [Report(0), Report(1)])
+    assert (verdict.invariant, verdict.rank, verdict.iteration) == ("INV-02", 1, 0)
+    assert verdict.message == "INV-02: rank 1 had 0 iterations, rank 0 had 1"
