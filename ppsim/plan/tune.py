@@ -162,6 +162,11 @@ def notes(search: Search, found: Tuning) -> list[str]:
             f"only the first chunk of a prompt has {winner.chunked_prefill_size} tokens: SGLang's rule keeps the later "
             f"ones to max_prefill_tokens, {cap}"
         )
+    w = s.workload
+    if w.concurrency:
+        out.append(f"workload.concurrency {w.concurrency} is not used: the prompts of the objective come as it says")
+    if w.num_sessions:
+        out.append("sessions: a later turn counts with its new tokens, without the history that a cache may have lost")
     left_out = not_in_fast_path(s)
     if left_out:
         out.append(f"the search leaves out {', '.join(left_out)}; the event simulation of the best rows has them")

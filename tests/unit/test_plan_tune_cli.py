@@ -109,6 +109,17 @@ def test_the_text_says_everything_that_was_asked_and_leaves_a_picture() -> None:
     assert Path("t/heatmap.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_what_the_search_does_not_use_of_a_workload_is_told() -> None:
+    keys = ("source='generated'", "requests=[]", "concurrency=4", "num_sessions=3", "num_turns=2")
+    closed = [text for key in keys for text in ("--set", f"workload.{key}")]
+    notes = " ".join(tuned(*closed, "--max-cp", "1", "--out", "t")["notes"])
+    assert "workload.concurrency 4 is not used" in notes
+    assert "a later turn counts with its new tokens" in notes
+    open_loop = " ".join(tuned("--max-cp", "1", "--out", "u")["notes"])
+    assert "concurrency" not in open_loop
+    assert "sessions" not in open_loop
+
+
 def test_more_gpus_than_the_scenario_has_can_be_asked_for() -> None:
     found = tuned("--gpus", "16", "--max-cp", "1", "--out", "t")
     sizes = [(row["config"]["pp_size"], row["config"]["tp_size"], row["config"]["cp_size"]) for row in found["table"]]
