@@ -38,6 +38,7 @@ class Watchdog:
         self.limit_ns = limit_ns
         self.side = f"{side} side: " if side else ""
         self.idle: deque[tuple[int, int]] = deque(maxlen=NUM_IDLE_KEPT)
+        self.still_idle: tuple[SimulatedRank, int] | None = None  # who waits for inputs now, and since when
         self.progress: dict[int, int] = {}  # local instant at which each rank has completed an effect last
 
     def attach(self) -> None:
@@ -70,8 +71,11 @@ class Watchdog:
             nonlocal began
             began = simulated.now
             self._completed(simulated, began)
+            if isinstance(effect, Ingest) and effect.idle:
+                self.still_idle = (simulated, began)
 
         def read(effect: Ingest, inputs: object) -> None:
+            self.still_idle = None
             if simulated.now > began:
                 self.idle.append((began, simulated.now))
             self.progress[simulated.rank_id] = simulated.now
@@ -92,11 +96,16 @@ class Watchdog:
 
     def _due(self, simulated: SimulatedRank) -> int:
         """The instant at which a rank will have made no progress for the limit."""
-        idle = sum(max(0, end - max(start, simulated.now)) for start, end in self.idle)
+        idle = sum(max(0, end - max(start, simulated.now)) for start, end in self._idle_times())
         return simulated.now + self.limit_ns + idle
 
     def _idle_between(self, start_ns: int, end_ns: int) -> int:
-        return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in self.idle)
+        return sum(max(0, min(end, end_ns) - max(start, start_ns)) for start, end in self._idle_times())
+
+    def _idle_times(self) -> list[tuple[int, int]]:
+        """Those that are over, and the one that lasts: its rank looks for inputs again, and its clock goes on."""
+        lasting = [(self.still_idle[1], self.still_idle[0].now)] if self.still_idle is not None else []
+        return [*self.idle, *lasting]
 
     def verdict(self, now_ns: int, slow: int | None = None, since_ns: int = 0) -> Verdict:
         """The report. ``slow``: a rank that has not stopped, but took longer than the limit for one effect."""

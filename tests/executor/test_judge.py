@@ -144,7 +144,9 @@ def test_what_ranks_show_together_goes_before_the_error_that_followed_from_it() 
     assert (verdict.invariant, verdict.rank, verdict.iteration) == ("INV-09", 1, 5)
     first = ProtocolError(1, 4, 1, "a batch", "none", "rank 0 sent it")  # before anything differs
     reports[1] = Report(1, error=first, records=records[1])
-    assert verdict_of_failure(reports, reports[1]).message == str(first)
+    assert verdict_of_failure(reports, reports[1]).message == (
+        "INV-31 at rank 1, iteration 4, slot 1: expected a batch, got none; rank 0 sent it"
+    )
 
 
 def test_the_checker_is_more_exact_than_lockstep_in_the_same_iteration() -> None:

@@ -30,7 +30,8 @@ QWEN, DEEPSEEK = "paper/qwen3_235b_h20_pp8", "paper/deepseek_v31_h20_pp4"
 @pytest.fixture(scope="module")
 def deepseek() -> Tuning:
     """32 H20, one prompt of 32K: small enough for a test, large enough for every part of the answer."""
-    return tune(load_scenario(DEEPSEEK, ["gpu.nic_gb_per_s=50"]), Wish(prompt=32768))
+    one_nic = ["gpu.nic_gb_per_s=50", "cluster.nics_per_node=1"]
+    return tune(load_scenario(DEEPSEEK, one_nic), Wish(prompt=32768))
 
 
 def with_quadratic(*sets: str) -> Scenario:

@@ -328,7 +328,7 @@ def test_every_kind_is_named_read_and_sent_where_it_belongs(name: str, packed: b
     [
         (b"\x00\x01\x02PNG", "it has zero bytes: no text"),
         (b"\x1f\x8bxx", "as gzip it is damaged"),
-        (b"\x28\xb5\x2f\xfd", "packed with zstd"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
         (b"[1, 2", ""),
         (b'{"a": 1}', "its keys: a"),
         (b"nothing that means anything", ""),
