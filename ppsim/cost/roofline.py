@@ -15,8 +15,8 @@
     all-reduce   one a block of a layer over a ring (two a layer in most models), factor 2(tp-1)/tp, not overlapped
 
 What is not fitted comes from a source named at the constant. Only ``efficiency`` is fitted (one measurement, validated
-on others: numbers.md E, ``ppsim.cost.published``); it is a property of a GPU type and its kernels: about 0.90 on H20,
-about 0.57 for attention on H200 (numbers.md C). Do not carry it from one GPU to another.
+on others: published.md E, ``ppsim.cost.published``); it is a property of a GPU type and its kernels: about 0.90 on H20,
+about 0.57 for attention on H200 (published.md C). Do not carry it from one GPU to another.
 """
 
 from __future__ import annotations
