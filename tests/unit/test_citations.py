@@ -225,7 +225,7 @@ def headings(page: str) -> set[str]:
 
 CITED: dict[str, tuple[str, int, Callable[[str], bool]]] = {
     "published figures": (
-        r"published\.md,? ([0A-E]\d?(?:, [A-E]\d?)*)(?!\w)",
+        r"published\.md,? ([0A-Z]\d?(?:, [A-Z]\d?)*)(?!\w)",
         20,
         lambda name: name in headings("results/published.md"),
     ),
