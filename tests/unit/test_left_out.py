@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -49,15 +50,13 @@ def test_data_that_are_not_there_are_named_where_a_test_of_the_run_reads_them(tm
 
 
 def test_every_test_file_that_reads_data_beside_the_repository_is_in_the_table() -> None:
-    """Tests look there by the name of its folder; whoever imports such a path reads it too."""
+    """Tests find the folder by its name, or import the rows or the runs that are read from it."""
     readers = {name for _, _, files in OUTSIDE for name in files}
-    texts = {path: path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("*.py")}
-    homes = {path.stem for path, text in texts.items() if '/ "shared" /' in text and path.name != "conftest.py"}
     looking = {
         path.name
-        for path, text in texts.items()
-        if path.name.startswith("test_") and path.name != Path(__file__).name
-        if '/ "shared" /' in text or any(f"{home} import" in text for home in homes if not home.startswith("test_"))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if path.name != Path(__file__).name
+        if re.search(r'/ "shared" /|_sglang_index import|\bEIGHTY\b', path.read_text(encoding="utf-8"))
     }
     assert {"test_conform.py", "test_trace_excerpts.py", "test_sglang_logs.py"} <= looking
     assert looking - readers == set()
