@@ -10,10 +10,12 @@ from typing import Any
 
 from ppsim.check.invariants import INVARIANTS, RULES, Invariant
 from ppsim.core.hooks import Hooks
+from ppsim.plan.questions import QUESTIONS
 from ppsim.planted import all_bugs
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parent / "tests" / "planted" / "bug_scenarios.toml"
+CATALOGUE = HERE / "bugs.toml"
 SCENARIOS = HERE.parent / "scenarios" / "bugs"
 
 
@@ -25,7 +27,7 @@ def invariants_page() -> str:
     lines = [
         "# The invariants",
         "",
-        'Numbered as in the protocol\'s section 12. "Same" means equal on all ranks at the same logical iteration.',
+        'Numbered as in [the protocol](protocol.md), section 12. "Same" means equal on all ranks at one iteration.',
         "A run checks them with `run.invariants = true`, in a simulation and on real processes (there all but INV-07",
         "and INV-08, which compare where two ranks are at one moment); `ppsim fuzz` and `ppsim explore` always do.",
         "Who checks one is given as file and function, of `ppsim/check` or `ppsim/core`.",
@@ -85,7 +87,63 @@ def bugs_page() -> str:
             unnoticed(entry.get("bare")),
         )
         lines.append("| " + " | ".join(cells) + " |")
-    return BUGS_HEAD + "\n".join(lines) + "\n"
+    return BUGS_HEAD + "\n".join(lines) + "\n" + catalogue()
+
+
+CATALOGUE_HEAD = """
+## What was reported
+
+Every number that code, tests and scenarios cite as "bugs.md B66": where it was reported in public, and what went wrong.
+Only excerpts of the threads were read; the sentences are ours. Numbers that are missing stand for nothing. B94 and
+above, but for B100, have no planted bug: [how each is shown](results/bugs_b94_b118.md).
+"""
+RULES_HEAD = """
+## The rules behind them
+
+What the reports have in common, cited as "bugs.md I4". Most are [invariants](invariants.md) by other words; I9, I10,
+I12 to I15, I17, I18 and I20 gave those above 64.
+
+| rule | |
+| --- | --- |
+"""
+UNIT_MODEL = """
+## The unit model
+
+Iterations and times of these scenarios are worked out by hand in a small model: a stage needs one tick for any batch
+that is not empty, messages cost nothing, inputs of an iteration are processed before its launch. With L = `pp_size` +
+`pp_async_batch_depth`:
+
+- A batch launched in iteration i is harvested in i + L - 1 on every rank.
+- A prompt of one chunk launched in i delivers its n-th token in i + n L - 1; K chunks launched from i on deliver the
+  first in i + K + L - 2, and the last stage is done with them after K + `pp_size` - 1 ticks.
+- M equal batches from an empty pipeline to an empty one leave (`pp_size` - 1) / (`pp_size` - 1 + M) of its time unused.
+- A round of steady decode over slots of t_s ticks, with h ticks from the last stage back to the first, lasts
+  max(sum of t_s, `pp_size` x max t_s + h). That is exact at h = 0 and depth 0 or 1, otherwise a lower bound: hidden
+  states leave behind the harvest, and the relay of an output queues behind hidden states that are not computed yet.
+"""
+QUESTIONS_HEAD = """
+## Questions
+
+What people asked about configuration and speed, cited as "bugs.md P08": [answered by runs](results/questions.md).
+
+| question | asked in | |
+| --- | --- | --- |
+"""
+TABLE = "\n| number | reported in | what went wrong |\n| --- | --- | --- |\n"
+
+
+def catalogue() -> str:
+    """Every report with its source and a sentence, by class; the rules behind them, the unit model, the questions."""
+    told = tomllib.loads(CATALOGUE.read_text(encoding="utf-8"))
+    sources, rules = told.pop("sources"), told.pop("rules")
+    for name, entry in tomllib.loads(DATA.read_text(encoding="utf-8")).items():
+        sources[name[:3].upper()] = entry["source"]
+    text = CATALOGUE_HEAD
+    for kind, entries in told.items():
+        text += f"\n### {kind[0].upper()}{kind[1:]}\n{TABLE}"
+        text += "".join(f"| {number} | {sources[number]} | {wrong} |\n" for number, wrong in entries.items())
+    text += RULES_HEAD + "".join(f"| {number} | {rule} |\n" for number, rule in rules.items()) + UNIT_MODEL
+    return text + QUESTIONS_HEAD + "".join(f"| {q.key} | {q.source} | {q.asked} |\n" for q in QUESTIONS.values())
 
 
 def unnoticed(bare: dict[str, Any] | None) -> str:

@@ -6,7 +6,7 @@
                                              minus new tokens, max_new_tokens and a page for what is admitted
     cur_rem     free + evictable tokens      minus new tokens and a page for what is admitted
 
-What is set aside is ``reserve_decode`` (open_choices.md; docs/decisions/0001-open-choices.md):
+What is set aside is ``reserve_decode`` (decision 0001):
 
     slot        expected decode growth of this slot's running set only. SGLang's rule: it over-admits and leans on
                 retraction, and in the end a request may not fit and is aborted
@@ -127,7 +127,7 @@ class PrefillAdder:
         """Continue the chunked request; False if it has to be parked because no token of memory is left.
 
         It takes min(rem_chunk, int(rem_total)): what remains is truncated, and less than one token is none. It is not
-        floored to a page where memory, not the chunk budget, cuts it (open_choices.md). Where the decodes of a mixed
+        floored to a page where memory, not the chunk budget, cuts it (decision 0001). Where the decodes of a mixed
         batch have used up the chunk budget it is launched with 0 tokens (RankConfig.empty_chunk_pieces).
         """
         assert self.rem_chunk is not None

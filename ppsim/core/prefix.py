@@ -221,7 +221,7 @@ class RadixCache:
         self.protected_tokens += num_tokens if to_protected else -num_tokens
 
     def _split(self, child: Node, at_byte: int, stamp: int) -> Node:
-        """Cut a node in two; the lower half keeps its identity and counts as touched (open_choices.md)."""
+        """Cut a node in two; the lower half keeps its identity and counts as touched (decision 0001)."""
         self.num_splits += 1
         page = at_byte // self.page_bytes
         parent = child.parent

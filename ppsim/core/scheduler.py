@@ -2,7 +2,7 @@
 
 This file does not know which rank it runs on. Same inputs in the same order give the same decisions, byte for byte;
 everything else in the project rests on that. The order of steps is that of protocol.md 4.1 to 4.8, and where that
-leaves a choice, the first value of open_choices.md (docs/decisions/0001-open-choices.md).
+leaves a choice, the value of docs/decisions/0001-open-choices.md.
 """
 
 from __future__ import annotations

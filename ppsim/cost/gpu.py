@@ -1,4 +1,4 @@
-"""The GPU table: rates, memory, links, each row with its source (numbers.md C)."""
+"""The GPU table: rates, memory, links, each row with its source (published.md C)."""
 
 from __future__ import annotations
 

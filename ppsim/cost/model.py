@@ -4,7 +4,7 @@ Layers need not be alike: each has its own mixers (attention, or a state of fixe
 (dense, experts, or none). Read from a config.json (or a known key) and never guessed: a field that is needed and absent
 is named in the error, and what was assumed is among the ``notes``.
 Embedding and head are kept apart from the layers, since they burden the first and the last stage only.
-Quantised checkpoints quantise the layers' matrices; embedding, head and router stay in BF16 (numbers.md C).
+Quantised checkpoints quantise the layers' matrices; embedding, head and router stay in BF16 (published.md C).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which layers a stage owns: given by hand, even, balanced by cost, or by memory.
 
     even        sizes differ by at most one, the larger ones last (protocol.md 10.2). Late chunks of a long prompt are
-                the dear ones, and a big first stage delays the drain: 15,15,15,16 beats 16,15,15,15 (numbers.md E1)
+                the dear ones, and a big first stage delays the drain: 15,15,15,16 beats 16,15,15,15 (published.md E1)
     by cost     the dearest stage is as cheap as can be; of all such splits the most even one, larger stages last
     by memory   the stage with the least room for the KV cache has as much as can be (bugs.md B109)
 

@@ -1,6 +1,6 @@
 """A chunk plan: an integer table (prefix, size) of one prompt, computed once and replicated with its digest.
 
-Planners use floats; what steers the scheduler is this table and nothing else (design.md, decision 4). No rank refits.
+Planners use floats; what steers the scheduler is this table and nothing else (design decision 4). No rank refits.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The published H20 figures beside ours, one efficiency constant for two models (numbers.md A1, E).
+"""The published H20 figures beside ours, one efficiency constant for two models (published.md A1, E).
 
 The constant is set by Qwen PP1 alone, 55.5 s. Everything else is computed from model shape, GPU table, the chunk plan
 that SGLang's own profiling would make on the first stage, and SGLang's loop (``slot_loop``): TTFT from one prompt,

@@ -6,7 +6,7 @@
         awq, gptq, compressed-tensors with a group_size: a scale of 16 bits for a group; awq and gptq a zero as well
         fp8     by tensor, channel or block of 128 x 128: under 0.03 bits, left out
 
-Only the layers' matrices are quantised; router, embedding and head are not (numbers.md C). Lists of modules that are
+Only the layers' matrices are quantised; router, embedding and head are not (published.md C). Lists of modules that are
 left out are read for the two parts that matter, attention and what is outside the experts. A method that is not in the
 table is refused by name, for its size would be a guess.
 """

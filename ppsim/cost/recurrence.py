@@ -5,7 +5,7 @@
 SGLang's loop itself, step by step, is ``ppsim.cost.slot_loop``.
 
 ``free`` is right for the TTFT of one prompt (within 0.2 %) and far too good for back-to-back requests (up to 36 %): the
-slot window sets the efficiency, not (P-1)/(P-1+M) (numbers.md E2). Identical stages have the closed form
+slot window sets the efficiency, not (P-1)/(P-1+M) (published.md E2). Identical stages have the closed form
 ``(sum t + (P-1) max t)`` for per-stage times t, exact for ``free``.
 
 Times are floats in any one unit; nanoseconds are exact up to 2^53, a hundred days. Arrays are (..., chunks, stages);

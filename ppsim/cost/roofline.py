@@ -18,8 +18,8 @@
                  all-reduces. Zero unless given: short batches, decode above all, are then a lower bound
 
 What is not fitted comes from a source named at the constant. Only ``efficiency`` is fitted (one measurement, validated
-on others: numbers.md E, ``ppsim.cost.published``); it is a property of a GPU type and its kernels: about 0.90 on H20,
-about 0.57 for attention on H200 (numbers.md C). Do not carry it from one GPU to another.
+on others: published.md E, ``ppsim.cost.published``); it is a property of a GPU type and its kernels: about 0.90 on H20,
+about 0.57 for attention on H200 (published.md C). Do not carry it from one GPU to another.
 """
 
 from __future__ import annotations

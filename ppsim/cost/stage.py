@@ -5,7 +5,7 @@
 
 ``a`` is the cumulative coefficient: a (2 L x + x^2) = a ((L + x)^2 - L^2). A per-query coefficient alpha, which charges
 alpha (L + q) for the query at offset q, is twice as large: alpha = 2 a. Keep the two apart by name.
-Coefficients are for the whole model; a stage takes its share of the layers (numbers.md E4, protocol.md 13).
+Coefficients are for the whole model; a stage takes its share of the layers (published.md E4, protocol.md 13).
 """
 
 from __future__ import annotations

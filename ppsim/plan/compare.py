@@ -9,7 +9,7 @@ Every figure is at a stated bandwidth of what joins the groups: one link, or the
 inside a group the GPUs' own link holds. Prefill is in ``compare_field``, decode in ``compare_decode``. A speed-up is
 over the base and is divided by the GPU multiple: that is the efficiency. Each way takes the best of its own chunk
 settings. What the ranking depends on most is the link, so the answer is the bandwidth at which it changes, found by
-bisection, and not a percentage at an unknown one (numbers.md E2: +30.5 % of the published report is no prediction).
+bisection, and not a percentage at an unknown one (published.md E2: +30.5 % of that report is no prediction).
 """
 
 from __future__ import annotations

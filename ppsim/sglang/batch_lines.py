@@ -21,7 +21,7 @@ Meaning = Literal["own", "prev", "none", "undecided"]
 START = re.compile(
     r"(?P<kind>Prefill|Decode)(?P<rank> rank)? batch(?: \[(?P<iteration>\d+)\])?(?: [a-z_]+=[\w.-]+)?(?:[.,](?= |$)|$)"
     r"|(?P<old>new fill batch)\.(?= |$)"
-    r"|(?P<retract>Decode out of memory happened|KV cache pool is full|Retract requests?\b)"
+    r"|(?P<retract>Decode out of memory happened|KV cache pool is full(?:\. Retract requests?)?|Retract requests?\b)"
 )
 FIELD = re.compile(
     r"\s*(?P<name>[#A-Za-z][^:,]{0,60}?)\s*:\s*(?P<value>[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?|True|False|None|inf|nan)(?P<rest>.*)$",

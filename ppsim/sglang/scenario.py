@@ -43,7 +43,7 @@ def zero_is_none(value: Any) -> Any:
 
 
 def smallest(value: Any) -> Any:
-    """SGLang takes the smallest pool of all ranks for every rank (protocol.md 11.18)."""
+    """SGLang takes the smallest pool of all ranks for every rank (protocol.md 4.9)."""
     return min(value) if isinstance(value, (tuple, list)) else value
 
 

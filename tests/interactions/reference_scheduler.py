@@ -1,4 +1,4 @@
-"""A second scheduler, written naively from the text of protocol.md 4.1 to 4.10 and the rules of sglang_rules.md.
+"""A second scheduler, written naively from the text of protocol.md 4.1 to 4.10 and the rules of docs/batches.md.
 
 It exists to disagree with ``ppsim.core.scheduler``. It shares no code with the scheduler, the admission budgets, the
 KV bookkeeping or the radix cache: requests are dictionaries of plain values, the cache is a list of spans, and every

@@ -1,4 +1,4 @@
-"""The smallest case of each rule of sglang_rules.md, shown on the naive scheduler.
+"""The smallest case of each rule of docs/batches.md, shown on the naive scheduler.
 
 Two kinds of right values. MEASURED: what SGLang's own scheduler did in this case. BY HAND: added up in the comment from
 the rule and from protocol.md, where the recorded runs cannot tell whether the rule is kept.

@@ -1,4 +1,7 @@
-"""The table of shared launch lines and logs: its rows, and the clauses of its ``expect`` column.
+"""The tables of launch lines and logs: their rows, and the clauses of their ``expect`` column.
+
+Two sets have the same form. Ours, ``tests/data/sglang``, was written for this project and is in every clone. The shared
+one, 85 texts that people posted, lies beside the repository where it lies at all; its rows are named by numbers.
 
 A clause is ``name=value``, or free text behind ``warn:``, ``unresolved:``, ``diagnosis:`` and the like. What cannot be
 split by these rules is left whole, for a test to spell out by hand.
@@ -6,17 +9,19 @@ split by these rules is left whole, for a test to spell out by hand.
 
 from __future__ import annotations
 
+import csv
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "sglang"
-MISSING = f"the shared data set is not there: {DATA}"
+OURS = Path(__file__).resolve().parents[1] / "data" / "sglang"
+SHARED = OURS.parents[2].parent / "shared" / "data" / "sglang"
+MISSING = f"the texts that people posted are not at {SHARED}: ours are tested"
 
 
 @dataclass(frozen=True)
 class Row:
-    file: str
+    path: Path
     kind: str
     engine: str
     special: str
@@ -24,11 +29,11 @@ class Row:
 
     @property
     def text(self) -> str:
-        return (DATA / self.file).read_text(encoding="utf-8")
+        return self.path.read_text(encoding="utf-8")
 
     @property
     def name(self) -> str:
-        return self.file.removeprefix(f"{self.kind}/").removesuffix(".txt")
+        return self.path.stem
 
     @property
     def clauses(self) -> list[str]:
@@ -36,14 +41,20 @@ class Row:
         return [part.strip() for part in re.split(r";\s*(?![^()]*\))", self.expect) if part.strip()]
 
 
-def rows(kind: str) -> list[Row]:
-    """Rows of a kind, or none where the data set is missing."""
-    table = DATA / "index.tsv"
+def rows_of(folder: Path, kind: str) -> list[Row]:
+    """Rows of a kind in one set, or none where it is missing."""
+    table = folder / "index.tsv"
     if not table.is_file():
         return []
-    found = []
-    for line in table.read_text(encoding="utf-8").splitlines()[1:]:
-        file, of_kind, engine, _, _, _, special, expect = line.split("\t")
-        if of_kind == kind:
-            found.append(Row(file, of_kind, engine, special, expect))
-    return found
+    with table.open(encoding="utf-8", newline="") as lines:
+        found = list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return [
+        Row(folder / row["file"], row["kind"], row["engine"], row["special"], row["expect"])
+        for row in found
+        if row["kind"] == kind
+    ]
+
+
+def rows(kind: str) -> list[Row]:
+    """Rows of a kind, ours first."""
+    return rows_of(OURS, kind) + rows_of(SHARED, kind)

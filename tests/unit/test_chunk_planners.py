@@ -218,7 +218,7 @@ def test_a_planner_that_loses_to_the_best_fixed_size_is_reported_as_losing(
 
 
 def test_dynamic_chunking_loses_where_the_prefix_costs_much_in_each_chunk() -> None:
-    """MLA at a million tokens: small late chunks expand the prefix too often (numbers.md E4.4: it must be able to)."""
+    """MLA at a million tokens: small late chunks expand the prefix too often (published.md E4: it must be able to)."""
     cost, pipeline = h20("deepseek-v3.1", 8, 4)
     equal, sizes = judge([equal_time(1_048_576, cost, pipeline), best_fixed(1_048_576, cost, pipeline)], cost, pipeline)
     assert equal.over_fixed > 0.01

@@ -1,4 +1,4 @@
-"""Ring factors against a ring that is really run, and the three volumes of numbers.md A1 row 14."""
+"""Ring factors against a ring that is really run, and the three volumes of published.md A1 row 14."""
 
 from __future__ import annotations
 

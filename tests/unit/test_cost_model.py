@@ -1,4 +1,4 @@
-"""Model shapes against published parameter counts and KV sizes (numbers.md C), and configs that cannot be read."""
+"""Model shapes against published parameter counts and KV sizes (published.md C), and configs that cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The published H20 figures: one constant fitted on one of them, the rest predicted (numbers.md E1, issue 5)."""
+"""The published H20 figures: one constant fitted on one of them, the rest predicted (published.md E1, issue 5)."""
 
 from __future__ import annotations
 

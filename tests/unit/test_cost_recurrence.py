@@ -107,7 +107,7 @@ def test_round_period_in_the_steady_state_is_the_sum_or_p_times_the_longest(
 
 
 def test_hidden_states_behind_the_harvest_cost_a_host_time_each_round() -> None:
-    """P = 2, depth 0, equal t: 2 (t + h) a round; right after the exchange 2 t + h (issue 2, open_choices.md), but for
+    """P = 2, depth 0, equal t: 2 (t + h) a round; right after the exchange 2 t + h (decision 0001), but for
     one stream, in which the last rank's harvest stands behind its own output (tests/worlds/test_round_period.py)."""
     times = np.full((200, 2), 10.0)
     late, early = 2 * (10 + 3), 2 * 10 + 3

@@ -26,7 +26,7 @@ from ppsim.scenario.load import section_in, validate
 from ppsim.scenario.tree import Scenario as Tree
 from ppsim.workload import build_workload
 from ppsim.world import simulate
-from tests.unit.test_scenario_keys import KEYS, SHARED
+from tests.unit.test_scenario_keys import KEYS
 from tests.worlds.making import scenario
 
 INF = float("inf")
@@ -126,8 +126,6 @@ def outcome(raw: dict[str, Any]) -> PpsimError | None:
 
 @pytest.mark.parametrize("key", NUMERIC)
 def test_a_value_that_no_key_takes_is_refused_with_key_bound_and_value(key: str) -> None:
-    if key == "workload.trace" and not SHARED.is_dir():
-        pytest.skip("the trace excerpts beside the project are missing")
     for value in BEYOND:
         if value in TAKES.get(key, ()):
             continue

@@ -78,7 +78,7 @@ def test_alpha_is_twice_a_and_has_a_name_of_its_own() -> None:
 
 
 def test_p15_a_flat_part_and_a_line_are_found_where_a_quadratic_misfits() -> None:
-    """numbers.md E3: max(floor, c + k L) to 0.7 %, the quadratic is 16 % off."""
+    """published.md E3: max(floor, c + k L) to 0.7 %, the quadratic is 16 % off."""
     floor = fit_samples(TENSTORRENT, ("c", "gamma"), with_floor=True)
     plain = fit_samples(TENSTORRENT, ("c", "a"))
     assert floor.accepted

@@ -47,7 +47,7 @@ def test_b111_the_stage_with_more_free_memory_can_be_the_one_that_limits() -> No
 
 
 def test_deepseek_at_tp8_does_not_fit_on_96_gb_and_fits_on_141_gb() -> None:
-    """numbers.md 0: the published baseline needed the larger card."""
+    """published.md 0: the published baseline needed the larger card."""
     shape = load_model("deepseek-v3.1")
     with pytest.raises(ScenarioError, match=r"stage 0 lacks \d+\.\d\d GB: 61 layers need 8\d\.\d\d GB of weights"):
         model_capacity(shape, load_gpu("h20"), (61,), 8).require(131072)

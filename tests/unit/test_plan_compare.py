@@ -127,7 +127,7 @@ def test_a_measured_speedup_says_what_one_link_gives() -> None:
 
 
 def test_the_published_speedup_of_tp32_needs_about_63_gb_per_s(deepseek: Comparison) -> None:
-    """numbers.md E2: 2.54 times at 63 GB/s, about 2.31 at 50, 2.96 at 100."""
+    """published.md E2: 2.54 times at 63 GB/s, about 2.31 at 50, 2.96 at 100."""
     found = deepseek
     assert found.speedup_gb_per_s == pytest.approx(63.0, rel=0.06)
     tp = {s.link_gb_per_s: s.speedup for s in found.standings if s.way == "tp"}

@@ -274,8 +274,8 @@ def test_dynamic_chunks_lose_where_a_floor_makes_small_ones_no_faster() -> None:
 
 @pytest.mark.parametrize("concurrency", [1, 2])
 def test_dynamic_32k_at_256k_beats_fixed_32k_and_not_the_best_fixed_size(concurrency: int) -> None:
-    """ATOM, Kimi-K2 PP4 TP1 (numbers.md B2): against fixed 32K dynamic gains 20 % at 256K, against the best fixed size
-    it loses 3 to 4 %. The GPU is another one here, and no constant is fitted: only the order is claimed."""
+    """ATOM, Kimi-K2 PP4 TP1 (published.md B2): against fixed 32K dynamic gains 20 % at 256K, against the best fixed
+    size it loses 3 to 4 %. The GPU is another one here, and no constant is fitted: only the order is claimed."""
     sets = ['model.key="kimi-k2"', 'gpu.key="mi300x"', "cluster.tp_size=1", "cost.efficiency=0.4"]
     s = load_scenario(DEEPSEEK, [*sets, "scheduler.max_prefill_tokens=65536"])
     own = given_candidate(s).but(smooth_factor=0.75)

@@ -24,8 +24,6 @@ from ppsim.scenario.load import section_in
 from ppsim.scenario.tree import Scenario as Tree
 from tests.worlds.making import UNIT, requests, run, scenario
 
-SHARED = Path(__file__).resolve().parents[2].parent / "shared" / "data" / "traces"
-
 
 def keys_of(model: type[BaseModel], place: str = "") -> Iterator[str]:
     """All dotted keys; positions in lists are left out."""
@@ -643,7 +641,7 @@ KEYS: dict[str, Case] = {
         {**GENERATED, "workload.prefix_tokens": 16, "workload.num_prefixes": 2}, {"workload.prefix_tokens": 8}
     ),
     "workload.block_tokens": Case(PREFIXES, {"workload.block_tokens": 4}),
-    "workload.trace": Case(TRACE, {"workload.trace": str(SHARED / "mooncake_conversation_1000.jsonl")}),
+    "workload.trace": Case(TRACE, {"workload.trace": str(DATA / "milliseconds.jsonl")}),
     "workload.time_unit": Case(READ_IN_S, {"workload.time_unit": "ms"}),
     "workload.columns.time": named(time="later_s"),
     "workload.columns.prompt": named(prompt="out"),
@@ -766,8 +764,6 @@ def test_every_key_of_the_tree_has_an_entry_and_no_entry_is_left_over() -> None:
 def test_a_key_changes_something_that_a_user_can_see(key: str) -> None:
     case = KEYS[key]
     changed = {**case.base, **case.change}
-    if key == "workload.trace" and not SHARED.is_dir():
-        pytest.skip("the trace excerpts beside the project are missing")
     assert key in differing_keys(case.base, changed) <= {key} | TWO_KEYS.get(key, set())
     before, after = case.sees(case.base), case.sees(changed)
     assert before == case.sees(case.base), "the run is not deterministic"

@@ -16,7 +16,7 @@ from ppsim.cost.gpu import known_gpus, load_gpu
 from ppsim.cost.stage import NS_PER_MS
 from ppsim.scenario.load import load_scenario, validate
 from ppsim.sglang.launch import read_launch, to_scenario
-from tests.unit._sglang_index import DATA, MISSING, rows
+from tests.unit._sglang_index import rows
 from tests.unit.handmade import decision
 from tests.unit.test_sglang_samples import simulate
 
@@ -119,10 +119,9 @@ def test_one_of_several_roles_is_chosen() -> None:
     assert none.exit_code == 2
 
 
-@pytest.mark.skipif(not LAUNCHES, reason=MISSING)
 @pytest.mark.parametrize("row", LAUNCHES, ids=lambda row: row.name)
-def test_every_shared_launch_line_imports(row: Any) -> None:
-    result = ppsim("import", str(DATA / row.file))
+def test_every_launch_line_of_the_tables_imports(row: Any) -> None:
+    result = ppsim("import", str(row.path))
     assert result.exit_code == 0, result.stderr
     for part in result.stdout.split("# ")[1:]:
         validate(tomllib.loads("# " + part))
@@ -307,10 +306,9 @@ def test_a_refused_fit_says_why_and_exits_with_two() -> None:
     assert "refused: 1 distinct chunk," in text.stdout
 
 
-@pytest.mark.skipif(not LOGS, reason=MISSING)
 @pytest.mark.parametrize("row", LOGS, ids=lambda row: row.name)
-def test_every_shared_log_fits_or_says_why_with_the_count_of_cut_and_damaged_lines(row: Any) -> None:
-    result = ppsim("fit", str(DATA / row.file), "--json")
+def test_every_log_of_the_tables_fits_or_says_why_with_the_count_of_cut_and_damaged_lines(row: Any) -> None:
+    result = ppsim("fit", str(row.path), "--json")
     assert result.exit_code in (0, 2), result.stderr
     found = json.loads(result.stdout)
     assert found["accepted"] or found["reason"]

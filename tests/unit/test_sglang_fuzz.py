@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ppsim.errors import UsageError
 from ppsim.sglang.launch import LaunchLine, read_launch, to_scenario
 from ppsim.sglang.logs import LogReport, read_log
-from tests.unit._sglang_index import MISSING, Row, rows
+from tests.unit._sglang_index import Row, rows
 
 LOGS, LAUNCHES = rows("logs"), rows("launch")
 TEXTS = [row.text for row in [*LOGS, *LAUNCHES]]
@@ -63,7 +63,6 @@ def check_launch(text: str) -> None:
             assert set(found) == {"overrides", "not_modelled", "left_open"}
 
 
-@pytest.mark.skipif(not LOGS, reason=MISSING)
 @pytest.mark.parametrize("row", LOGS, ids=lambda row: row.name)
 def test_a_log_cut_anywhere_never_gains_a_complete_line(row: Row) -> None:
     text = row.text
@@ -76,7 +75,6 @@ def test_a_log_cut_anywhere_never_gains_a_complete_line(row: Row) -> None:
         assert len(part.windows) <= len(whole.windows)
 
 
-@pytest.mark.skipif(not LAUNCHES, reason=MISSING)
 @pytest.mark.parametrize("row", LAUNCHES, ids=lambda row: row.name)
 def test_a_launch_line_cut_anywhere_is_read_or_refused(row: Row) -> None:
     text = row.text
@@ -86,8 +84,8 @@ def test_a_launch_line_cut_anywhere_is_read_or_refused(row: Row) -> None:
 
 @st.composite
 def mutated(draw: st.DrawFn) -> str:
-    """A shared text with bytes changed, pieces put in, or the tail of another text behind its head."""
-    text = draw(st.sampled_from(TEXTS)) if TEXTS else "sglang serve --pp-size 2"
+    """A text with bytes changed, pieces put in, or the tail of another text behind its head."""
+    text = draw(st.sampled_from(TEXTS))
     for _ in range(draw(st.integers(1, 4))):
         at = draw(st.integers(0, len(text)))
         what = draw(st.integers(0, 3))

@@ -118,7 +118,7 @@ def test_a_random_scenario_passes_and_delivers_the_tokens_of_one_stage(
     for rid, end in ends.items():
         if end == "finished":
             assert tokens[rid] == expected[rid]
-        else:  # memory ran out under it: decode growth is reserved only in part (open_choices.md)
+        else:  # memory ran out under it: decode growth is reserved only in part (docs/decisions/0001-open-choices.md)
             assert end == "aborted"
             assert world["scheduler.max_total_tokens"] == POOL
             assert tokens[rid] == expected[rid][: len(tokens[rid])]

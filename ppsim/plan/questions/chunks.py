@@ -187,7 +187,7 @@ P14 = Question(
             unit="times",
         ),
     ),
-    assumed="four stages; b of the profile in sglang PR 17198; 25 ms of overhead a pass and stage (numbers.md E2)",
+    assumed="four stages; b of the profile in sglang PR 17198; 25 ms of overhead a pass and stage (published.md E2)",
     fitted="a / b on the length of the last chunk",
     findings=p14_findings,
 )
