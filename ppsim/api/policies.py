@@ -50,18 +50,18 @@ def change_of(policy: PolicyLike, bugs: Iterable[str] = ()) -> Change:
         change = Change(plugin=os.fspath(policy), module=load_plugin(os.fspath(policy)), bugs=named)
     else:
         given = () if policy is None else tuple(policy) if isinstance(policy, Sequence) else (policy,)
-        for one in given:
-            check_policy(one)
-        change = Change(tuple(dict.fromkeys(one for one in given if one is not Hooks)), bugs=named)
+        classes = dict.fromkeys(checked_policy(one) for one in given)
+        change = Change(tuple(one for one in classes if one is not Hooks), bugs=named)
     change.planted()  # an unknown name is told here
     return change
 
 
-def check_policy(policy: object) -> None:
-    """Raises UsageError for what is no subclass of Policy, cannot be made, or has a method like a misspelt hook."""
+def checked_policy(policy: object) -> type[Hooks]:
+    """The class. Raises UsageError for no subclass of Policy, one that cannot be made, and a misspelt hook."""
     if not isinstance(policy, type) or not issubclass(policy, Hooks):
         hint = "give the class itself, every rank makes its own" if isinstance(policy, Hooks) else "see docs/plugins.md"
         raise UsageError(
             f"policy: expected a subclass of ppsim.Policy or the path of a plug-in, got {policy!r}; {hint}"
         )
     check_hooks(policy.__module__, policy)
+    return policy
