@@ -62,7 +62,7 @@ def test_a_class_of_the_program_is_found_shrunk_and_run_again(tmp_path: Path) ->
 def test_a_finding_of_a_file_is_saved_and_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     plugin = EXAMPLES / "wall_clock_eviction.py"
-    campaign = ppsim.fuzz(policy=plugin, bugs=["wall_clock_eviction"], seed=5, num_examples=20)
+    campaign = ppsim.fuzz(policy=plugin, bugs=["wall_clock_eviction"], seed=5)
     (found,) = campaign.findings
     assert found.save("repro.json") == Path("repro.json")
     replayed = CliRunner().invoke(app, ["replay", "repro.json"])
@@ -144,20 +144,19 @@ def test_experiments_are_a_strategy_for_ones_own_tests(profile: str) -> None:
     assert len(set(seen)) > 2
 
 
-def test_a_bug_is_found_and_shrunk_by_hypothesis_itself() -> None:
-    fails: list[int] = []
+def test_hypothesis_itself_finds_a_bug_with_them() -> None:
+    tried: list[bool] = []
 
-    @settings(QUICK, max_examples=300, phases=(Phase.generate, Phase.shrink), derandomize=True)
+    @settings(QUICK, max_examples=200, phases=(Phase.generate,), derandomize=True)
     @given(ppsim.experiments("plain"))
     def holds(experiment: Experiment) -> None:
         try:
             run = ppsim.simulate(experiment, policy=ByRank)
         except ppsim.ScenarioError:
             return
-        if not run.passed:
-            fails.append(len(experiment.raw["workload"]["requests"]))
-            raise AssertionError(run.verdict.message)
+        tried.append(run.passed)
+        assert run.passed, run.verdict.message
 
     with pytest.raises(AssertionError, match="INV-"):
         holds()
-    assert fails[-1] == min(fails)
+    assert tried.count(False) >= 1
