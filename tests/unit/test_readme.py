@@ -79,7 +79,7 @@ def test_two_notebooks_worth_of_work_is_ten_lines_each(tmp_path: Path, monkeypat
     assert table.bubble.tolist() == pytest.approx(table.theory.tolist(), rel=1e-12)
     assert Path("bubble.png").read_bytes().startswith(b"\x89PNG")
     assert policy.count("budget_s=30") == policy.count('"mooncake"') == 1
-    exec(policy.replace("budget_s=30", "num_examples=15").replace('"mooncake"', '"mooncake", num_requests=30'), seen)
+    exec(policy.replace("budget_s=30", "num_examples=15").replace('"mooncake"', '"mooncake", num_requests=100'), seen)
     assert seen["campaign"].num_examples == 15
     assert seen["before"].diff(seen["after"]) is not None  # the policy decides something
     assert -1 < seen["gain"] < 10
