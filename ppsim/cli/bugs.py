@@ -8,13 +8,17 @@ from typing import Annotated, Any
 
 import typer
 
+from ppsim.cli import completion
 from ppsim.cli.guard import EXIT_INTERRUPTED, guarded, say
 from ppsim.cli.options import JsonOption, PluginOption, check_seconds, plugin_of
 
 
 @guarded
 def bugs(
-    names: Annotated[list[str] | None, typer.Argument(metavar="NAME...", help="Planted bugs to look for.")] = None,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="Planted bugs to look for.", autocompletion=completion.bugs),
+    ] = None,
     everything: Annotated[bool, typer.Option("--all", help="All of them.")] = False,
     budget: Annotated[float, typer.Option("--budget", metavar="SECONDS", help="Time for each bug.")] = 60.0,
     seed: Annotated[int, typer.Option("--seed", min=0)] = 0,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ppsim.cli import completion
 from ppsim.cli.guard import guarded
 from ppsim.cli.options import RUN_HELP, JsonOption
 from ppsim.errors import EXIT_PASS, EXIT_SAFETY, UsageError
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
     from ppsim.recording import Recording
     from ppsim.recording.diff import Difference
 
-A = Annotated[str, typer.Argument(metavar="A", help=RUN_HELP)]
-B = Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.")]
+A = Annotated[str, typer.Argument(metavar="A", help=RUN_HELP, autocompletion=completion.runs)]
+B = Annotated[str, typer.Argument(metavar="B", help="The run to compare it with.", autocompletion=completion.runs)]
 TimesOption = Annotated[bool, typer.Option("--times", help="Compare times too, once all else is equal.")]
 DecisionsOption = Annotated[
     bool, typer.Option("--decisions", help="Compare the decisions only: for two worlds that sample their own tokens.")

@@ -7,6 +7,7 @@ Rule: names and options are an interface that scripts build on; add, don't renam
 from __future__ import annotations
 
 import sys
+from typing import Annotated
 
 import typer
 
@@ -48,10 +49,30 @@ app = typer.Typer(
     help="Simulate and execute pipeline-parallel LLM inference: one scheduler, two worlds.",
     epilog=EPILOG,
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+
+
+def tell_version(wanted: bool) -> None:
+    """``--version``: one line on stdout."""
+    if wanted:
+        import ppsim
+
+        print(f"ppsim {ppsim.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=tell_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Simulate and execute pipeline-parallel LLM inference: one scheduler, two worlds."""
+
+
 app.command("run")(run.run)
 app.command("exec")(execute.execute)
 app.command("diff")(diff.diff)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ppsim.cli import completion
 from ppsim.cli.guard import EXIT_INTERRUPTED, give_up, guarded, say
 from ppsim.cli.options import BugOption, JsonOption, OutOption, PluginOption, check_seconds, plugin_of
 
@@ -28,7 +29,10 @@ def fuzz(
     profiles: Annotated[
         list[str] | None,
         typer.Option(
-            "--profile", metavar="NAME", help="Which features may be used (ppsim list profiles). Default: all."
+            "--profile",
+            metavar="NAME",
+            help="Which features may be used (ppsim list profiles). Default: all.",
+            autocompletion=completion.profiles,
         ),
     ] = None,
     examples: Annotated[int | None, typer.Option("--examples", metavar="N", min=1, help="Number of examples.")] = None,

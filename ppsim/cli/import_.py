@@ -47,7 +47,8 @@ GpuOption = Annotated[
         "--gpu", metavar="KEY|FILE", help="Times from first principles on this GPU, or one of your own in a TOML file."
     ),
 ]
-CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": True}
+# A launch line may have a -h of its own, so here only --help is ours.
+CONTEXT = {"ignore_unknown_options": True, "allow_interspersed_args": True, "help_option_names": ["--help"]}
 
 
 @guarded
@@ -150,15 +151,10 @@ def described(line: LaunchLine, gpu: str | None, arriving: dict[str, Any] | None
 
 def scenario_of(line: LaunchLine, gpu: str | None, arriving: dict[str, Any] | None = None) -> dict[str, Any]:
     """``to_scenario``, with the costs of a GPU that the line does not name. Raises ScenarioError for an unknown one."""
-    from ppsim.sglang.launch import priced, to_scenario
-    from ppsim.sglang.settle import settled
+    from ppsim.sglang.settle import settled_line
 
-    found = to_scenario(line) if gpu is None else priced(to_scenario(line), gpu)
-    found = settled(found)
-    top = {"engine": "vllm"} if line.engine == "vllm" else {}
-    if line.source is not None:
-        top["launch_line"] = line.source.text
-    return {**found, "overrides": {**top, **found["overrides"], **(arriving or {})}}
+    found = settled_line(line, gpu)
+    return {**found, "overrides": {**found["overrides"], **(arriving or {})}}
 
 
 def printed(scenario: dict[str, Any]) -> str:

@@ -17,13 +17,9 @@ app = typer.Typer(help="List what can be named on the command line.", no_args_is
 @guarded
 def scenarios(as_json: JsonOption = False) -> int:
     """The scenarios that come with ppsim, and those in ./scenarios."""
-    from ppsim.scenario.load import SCENARIO_DIRS
+    from ppsim.scenario.load import known_scenarios
 
-    found: dict[str, Path] = {}
-    for folder in SCENARIO_DIRS:
-        for path in sorted(folder.glob("**/*.toml")):
-            found.setdefault(path.relative_to(folder).with_suffix("").as_posix(), path)
-    described = {name: description(found[name]) for name in sorted(found)}
+    described = {name: description(path) for name, path in known_scenarios().items()}
     if as_json:
         print(json.dumps([{"name": name, "description": text} for name, text in described.items()]))
     else:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
+from ppsim.cli import completion
 from ppsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +29,12 @@ class Side(StrEnum):
 RUN_HELP = "A run folder, a recording file, a name below runs/, or latest."
 
 ScenarioArg: TypeAlias = Annotated[
-    str, typer.Argument(metavar="SCENARIO", help="A name in scenarios/ (see: ppsim list scenarios) or a TOML file.")
+    str,
+    typer.Argument(
+        metavar="SCENARIO",
+        help="A name in scenarios/ (see: ppsim list scenarios) or a TOML file.",
+        autocompletion=completion.scenarios,
+    ),
 ]
 SeedOption: TypeAlias = Annotated[int | None, typer.Option("--seed", min=0, help="Replaces the scenario's seed.")]
 TraceOption: TypeAlias = Annotated[
@@ -61,7 +67,12 @@ SetOption: TypeAlias = Annotated[
 ]
 BugOption: TypeAlias = Annotated[
     list[str] | None,
-    typer.Option("--bug", metavar="NAME", help="Switch a planted bug on (ppsim list bugs). Repeatable."),
+    typer.Option(
+        "--bug",
+        metavar="NAME",
+        help="Switch a planted bug on (ppsim list bugs). Repeatable.",
+        autocompletion=completion.bugs,
+    ),
 ]
 PluginOption: TypeAlias = Annotated[
     str | None,
@@ -85,7 +96,7 @@ KvCacheOption: TypeAlias = Annotated[
     str,
     typer.Option("--kv-cache-dtype", metavar="TYPE", help="Type of the KV cache, e.g. fp8_e4m3. Default: the model's."),
 ]
-RunArg: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP)]
+RunArg: TypeAlias = Annotated[str, typer.Argument(metavar="RUN", help=RUN_HELP, autocompletion=completion.runs)]
 
 
 def tell_notes(shape: ModelShape) -> None:

@@ -30,7 +30,7 @@ def simulated(
     A run that is stopped from outside, by Ctrl-C or after ``max_s`` seconds, is one too, as far as it came: its verdict
     is unknown, and its folder is marked. Raises Interrupted or PpsimError where it had not even begun.
     """
-    from ppsim.errors import EXIT_UNKNOWN, PluginError, PpsimError
+    from ppsim.errors import EXIT_UNKNOWN, PpsimError
     from ppsim.fuzz.limit import Limit, OutOfTime
     from ppsim.recording.folder import mark_incomplete
     from ppsim.world import simulate
@@ -57,9 +57,9 @@ def simulated(
     except (Exception, SystemExit) as error:
         if not is_changed:
             raise
-        from ppsim.fuzz.experiment import place
+        from ppsim.fuzz.experiment import crash_of
 
-        raise PluginError(f"{scenario.name}: crash: {type(error).__name__}: {error} ({place(error)})") from error
+        raise crash_of(scenario.name, error) from error
 
 
 def stopped(setting: Setting, folder: RunFolder, why: str, code: int, rank: int | None) -> tuple[Recording, Verdict]:

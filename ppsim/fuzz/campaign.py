@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 
 from ppsim.core.digest import digest
+from ppsim.core.hooks import Hooks
 from ppsim.errors import EXIT_NONDETERMINISM, EXIT_SAFETY, ScenarioError
 from ppsim.fuzz.cluster import ray_rounds
 from ppsim.fuzz.database import ExampleDatabase
@@ -61,9 +62,10 @@ class Order:
     plugin: str | None = None
     terms: Terms = USUAL
     num_skipped: int = 0
+    policies: tuple[type[Hooks], ...] = ()  # classes of the caller's own process, which no file can name
 
     def hooks(self) -> MakeHooks:
-        return hooks_for(self.bugs, load_plugin(self.plugin) if self.plugin else None)
+        return hooks_for(self.bugs, load_plugin(self.plugin) if self.plugin else None, self.policies)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from ppsim.core.digest import digest
 from ppsim.core.hooks import Hooks
-from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN, ScenarioError
+from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN, PluginError, ScenarioError
 from ppsim.fuzz.limit import MAX_EXAMPLE_S, Limit, OutOfTime
 from ppsim.recording import Verdict
 from ppsim.recording.writer import lines
@@ -201,6 +201,11 @@ def place(error: BaseException) -> str:
         trace = trace.tb_next
     code = trace.tb_frame.f_code
     return f"{Path(code.co_filename).name}, line {trace.tb_lineno}, in {code.co_name}"
+
+
+def crash_of(name: str, error: BaseException) -> PluginError:
+    """What a changed scheduler raised, as its own failure, with the place where it happened."""
+    return PluginError(f"{name}: crash: {type(error).__name__}: {error} ({place(error)})")
 
 
 def broken(verdict: Verdict) -> str:

@@ -130,12 +130,15 @@ def policy_of(module: ModuleType) -> type[Hooks] | None:
     return policy if isinstance(policy, type) and issubclass(policy, Hooks) else None
 
 
-def hooks_for(names: Iterable[str], plugin: ModuleType | None = None) -> Callable[[int, int], Hooks]:
-    """A factory of each rank's hooks with the named bugs and the plug-in's policy switched on."""
+def hooks_for(
+    names: Iterable[str], plugin: ModuleType | None = None, policies: Iterable[type[Hooks]] = ()
+) -> Callable[[int, int], Hooks]:
+    """A factory of each rank's hooks with the named bugs, the plug-in's policy and other policies switched on."""
     bases: list[type[Hooks]] = [bug(name, plugin).hooks for name in names]
     policy = policy_of(plugin) if plugin is not None else None
     if policy is not None:
         bases.append(policy)
+    bases += policies
     if not bases:
         return Hooks
     unique = tuple(dict.fromkeys(bases))

@@ -20,11 +20,20 @@ from ppsim.parsing import TOO_DEEP, parse_toml
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.tree import Scenario
 
-SCENARIO_DIRS = (Path("scenarios"), Path(__file__).resolve().parents[2] / "scenarios")
+PACKAGE = Path(__file__).resolve().parents[1]
+PACKED = PACKAGE / "data" / "scenarios"  # the build of a wheel puts them here (setup.py); in the tree there is one copy
+SHIPPED = PACKED if PACKED.is_dir() else PACKAGE.parent / "scenarios"
+SCENARIO_DIRS = (Path("scenarios"), SHIPPED)
 
 
 def load_scenario(name_or_path: str, overrides: Iterable[str] = (), *, seed: int | None = None) -> Scenario:
     """Load, override, validate. Raises ScenarioError or UsageError; never anything else for bad input."""
+    pairs = parse_overrides(overrides)
+    return scenario_with(read_scenario(name_or_path), pairs if seed is None else [*pairs, ("seed", seed)])
+
+
+def read_scenario(name_or_path: str) -> dict[str, Any]:
+    """The content of a scenario's file, not validated yet; its name is the file's if it gives none."""
     path = find_scenario(name_or_path)
     try:
         raw = parse_toml(path.read_text(encoding="utf-8"))
@@ -32,15 +41,18 @@ def load_scenario(name_or_path: str, overrides: Iterable[str] = (), *, seed: int
         raise UsageError(f"{path}: cannot be read: {error}") from None
     except ValueError as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
-    pairs = parse_overrides(overrides)
+    raw.setdefault("name", path.stem)
+    return raw
+
+
+def scenario_with(raw: dict[str, Any], pairs: Iterable[tuple[str, Any]]) -> Scenario:
+    """A scenario as nested dictionaries, with dotted keys set in order. ``raw`` is changed. Raises ScenarioError."""
+    given = []
     for key, value in pairs:
         put(raw, key, value)
-    given = [key for key, _ in pairs]
+        given.append(key)
     if "workload.source" not in given and ("workload.requests" in given or "workload.trace" in given):
-        raw["workload"].pop("source", None)  # what was asked for on the command line is what is served
-    if seed is not None:
-        raw["seed"] = seed
-    raw.setdefault("name", path.stem)
+        raw["workload"].pop("source", None)  # what was asked for is what is served
     scenario = validate(raw)
     check_scenario(scenario)
     return scenario
@@ -53,15 +65,21 @@ def find_scenario(name_or_path: str) -> Path:
         if direct.is_file():
             return direct
         raise UsageError(f"scenario file {name_or_path} does not exist")
-    known: dict[str, Path] = {}
-    for folder in SCENARIO_DIRS:
-        for path in sorted(folder.glob("**/*.toml")):
-            known.setdefault(str(path.relative_to(folder).with_suffix("")), path)
+    known = known_scenarios()
     if name_or_path in known:
         return known[name_or_path]
     near = get_close_matches(name_or_path, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "see: ppsim list scenarios"
     raise UsageError(f"unknown scenario {name_or_path!r} ({hint})")
+
+
+def known_scenarios() -> dict[str, Path]:
+    """Name -> file of every scenario that can be named, sorted; one in ./scenarios hides a shipped one of its name."""
+    known: dict[str, Path] = {}
+    for folder in SCENARIO_DIRS:
+        for path in folder.glob("**/*.toml"):
+            known.setdefault(path.relative_to(folder).with_suffix("").as_posix(), path)
+    return dict(sorted(known.items()))
 
 
 def parse_overrides(overrides: Iterable[str]) -> list[tuple[str, Any]]:

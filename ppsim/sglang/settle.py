@@ -13,10 +13,24 @@ from ppsim.errors import ScenarioError
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import put, validate
 from ppsim.scenario.tree import MAX_TOKENS, Model, Scenario, Scheduler
+from ppsim.sglang.result import LaunchLine
+from ppsim.sglang.scenario import priced, to_scenario
 
 MAX_ROUNDS = 40
 CHUNK = "scheduler.chunked_prefill_size"
 Found = dict[str, Any]
+
+
+def settled_line(line: LaunchLine, gpu: str | None = None) -> Found:
+    """``to_scenario``'s answer as a scenario that runs and says where it comes from, with the costs of a GPU if named.
+
+    Raises UsageError for a line with errors, ScenarioError for an unknown GPU or a contradiction.
+    """
+    found = settled(to_scenario(line) if gpu is None else priced(to_scenario(line), gpu))
+    top = {"engine": "vllm"} if line.engine == "vllm" else {}
+    if line.source is not None:
+        top["launch_line"] = line.source.text
+    return {**found, "overrides": {**top, **found["overrides"]}}
 
 
 def settled(found: Found) -> Found:

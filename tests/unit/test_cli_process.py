@@ -108,3 +108,43 @@ def test_a_short_run_shows_no_bar_even_on_a_terminal(tmp_path: Path) -> None:
     assert done.returncode == 0
     assert os.read(ours, 4096) == b"saved runs/unit-0-1\r\n"
     os.close(ours)
+
+
+def test_python_m_ppsim_version_and_short_help(tmp_path: Path) -> None:
+    import ppsim
+
+    def called(*words: str) -> subprocess.CompletedProcess[str]:
+        whole = [sys.executable, "-m", "ppsim", *words]
+        return subprocess.run(whole, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+
+    told = called("--version")
+    assert (told.returncode, told.stdout, told.stderr) == (0, f"ppsim {ppsim.__version__}\n", "")
+    assert called("run", "-h").stdout == called("run", "--help").stdout != ""
+    assert called("-h").stdout.startswith("Usage: ")
+    # A launch line, word by word, may have a -h of its own: it is no help for ppsim import.
+    line = "python -m sglang.launch_server --model-path x --pp-size 2 -h"
+    assert "unknown: line 1, -h" in called("import", *line.split()).stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("ppsim exp", {"explore", "export"}),
+        ("ppsim run moon", {"mooncake"}),
+        ("ppsim run tiny --bug free_at", {"free_at_abort"}),
+        ("ppsim fuzz --profile pla", {"plain"}),
+        ("ppsim show mi", {"mine"}),
+        ("ppsim diff mine la", {"latest"}),
+        ("ppsim show nothing_like_it", set()),
+    ],
+)
+def test_a_shell_is_offered_names(words: str, offered: set[str], tmp_path: Path) -> None:
+    (tmp_path / "runs" / "mine").mkdir(parents=True)
+    (tmp_path / "runs" / "mine" / "recording.jsonl").touch()
+    code = "import sys; sys.argv = ['ppsim']; from ppsim.cli.entry import app; app(prog_name='ppsim')"
+    shell = {"_PPSIM_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    env = {**os.environ, **shell}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60
+    )
+    assert (set(done.stdout.split()), done.stderr) == (offered, "")

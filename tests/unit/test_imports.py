@@ -63,7 +63,24 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"numpy"},
     ),
     "report": ({"core", "cost", "recording"}, {"numpy", "matplotlib"}),
+    "api": (
+        {
+            "core",
+            "cost",
+            "scenario",
+            "workload",
+            "recording",
+            "sglang",
+            "planted",
+            "world",
+            "fuzz",
+            "plan",
+            "report",
+        },
+        {"pandas", "pydantic", "hypothesis"},
+    ),
 }
+PUBLIC = {"__init__", "__main__"}  # ppsim itself: everything, lazily
 CORE_VOCABULARY = {"effects", "messages", "batch", "tokens", "agreed"}  # what report may name of the core: types
 EXECUTOR = {"core", "check", "cost", "scenario", "workload", "recording", "planted"}
 
@@ -102,7 +119,7 @@ def problem_of(part: str, module: str, names: tuple[str, ...]) -> str:
     top, _, rest = module.partition(".")
     if top in sys.stdlib_module_names:
         return stdlib_problem(part, top, names)
-    if part == "cli":
+    if part == "cli" or (part in PUBLIC and top == "ppsim"):
         return ""
     if top == "executor":
         return "" if part == "executor" else f"{part} imports the executor"

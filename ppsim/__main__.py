@@ -1,0 +1,5 @@
+"""``python -m ppsim``: the command line."""
+
+from ppsim.cli.entry import main
+
+main()
