@@ -53,7 +53,13 @@ class Browser:
         their_in, self._out = os.pipe()
         self._in, their_out = os.pipe()
         # The shell puts the pipes where the browser looks for them; they may have any number here.
-        words = [path, *FLAGS, f"--user-data-dir={self._profile.name}", f"--window-size={width},{height}", "about:blank"]
+        words = [
+            path,
+            *FLAGS,
+            f"--user-data-dir={self._profile.name}",
+            f"--window-size={width},{height}",
+            "about:blank",
+        ]
         shell = f'exec "$@" 3<&{their_in} 4>&{their_out}'
         self._process = subprocess.Popen(
             ["bash", "-c", shell, "chromium", *words],
@@ -139,7 +145,8 @@ class Browser:
         """Until an expression is true."""
         until = time.monotonic() + PATIENCE_S
         while not self.js(expression):
-            assert time.monotonic() < until, f"never true: {expression}\n{self.troubles()}"
+            assert time.monotonic() < until, f"never true: {expression}"
+            assert not self.troubles(), self.troubles()
             time.sleep(0.05)
 
     def settle(self) -> None:

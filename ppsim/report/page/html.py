@@ -107,7 +107,7 @@ def comparison(runs: Sequence[Run], made: Sequence[Shown], names: Sequence[str])
     )
     return (
         f'<section class="compared-part"><h1>{len(runs)} runs side by side</h1>'
-        '<p class="soft">Better and worse are against A.</p>'
+        '<p class="soft">Better and worse are against A, where both runs passed.</p>'
         f"{comparison_html(names, [one.summary for one in made])}{items(told)}"
         f'<div class="compared-charts halves"></div></section><div class="tabs" role="tablist">{tabs}</div>'
     )
@@ -118,6 +118,8 @@ def partings(first: Recording, other: Recording, name: str) -> str:
     found = first_difference(first, other, decisions_only=True)
     if found is None:
         return f"{name} schedules like A in every iteration."
+    if found.kind == "header":
+        return f"{name} and A are pipelines of other sizes, whose decisions cannot be held against each other."
     what = f"field {found.field} of the {found.kind}" if found.field else f"the {found.kind}, which one of them lacks"
     return f"{name} schedules differently from A, first in {what} ({found.place() or 'the run as a whole'})."
 

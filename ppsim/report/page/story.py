@@ -73,13 +73,15 @@ def requests_sentence(s: Mapping[str, Any]) -> str:
         (num_open, "still open when the run ended"),
     ]
     some = [f"{count:,} {word}" for count, word in ways if count]
+    if not num:
+        return "No request came."
     came = "1 request came" if num == 1 else f"{num:,} requests came"
-    ended = "; it was " + some[0].split(" ", 1)[1] if num == 1 else ": " + ", ".join(some)
-    return (
-        f"{came}{ended.replace('it was finished', 'it finished')} in {seconds(s['makespan_s'])}."
-        if num
-        else ("No request came.")
-    )
+    if len(some) > 1:
+        return f"{came}, in {seconds(s['makespan_s'])} in all: {', '.join(some)}."
+    who, way = "it" if num == 1 else "all of them", some[0].split(" ", 1)[1]
+    if way == "finished":
+        return f"{came}; {who} finished, in {seconds(s['makespan_s'])} in all."
+    return f"{came}; {who} {'was' if num == 1 else 'were'} {way}, after {seconds(s['makespan_s'])}."
 
 
 def stages_sentence(name: str, s: Mapping[str, Any]) -> str:

@@ -76,7 +76,10 @@ METRICS = (
 
 
 def comparison_html(names: Sequence[str], summaries: Sequence[Summary]) -> str:
-    """A column for each run; from the second on with its distance from the first."""
+    """A column for each run; from the second on with its distance from the first, if both passed.
+
+    A run that failed ended early: less time is no merit of it.
+    """
     head = "".join(f"<th scope=col>{text(name)}</th>" for name in names)
     verdicts = "".join(f"<td>{text(s['verdict'])}</td>" for s in summaries)
     rows = "".join(row(metric, summaries) for metric in METRICS)
@@ -87,10 +90,12 @@ def comparison_html(names: Sequence[str], summaries: Sequence[Summary]) -> str:
 
 
 def row(metric: Metric, summaries: Sequence[Summary]) -> str:
-    values = [metric.value(s) for s in summaries]
-    cells = [f"<td>{shown(metric, values[0])}</td>"]
-    for value in values[1:]:
-        says, kind = distance(values[0], value, metric.better)
+    first = metric.value(summaries[0])
+    cells = [f"<td>{shown(metric, first)}</td>"]
+    for s in summaries[1:]:
+        value = metric.value(s)
+        have_passed = s["verdict"] == summaries[0]["verdict"] == "pass"
+        says, kind = distance(first, value, metric.better) if have_passed else ("", "same")
         cells.append(f"<td>{shown(metric, value)} <small class={kind}>{text(says)}</small></td>")
     return f"<tr><th scope=row>{text(metric.name)}</th>{''.join(cells)}</tr>"
 

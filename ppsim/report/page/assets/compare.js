@@ -3,10 +3,64 @@
 const RUN_COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#444444", "#8c6d31"];
 const RUN_DASHES = ["solid", [8, 3], [2, 2], [10, 3, 2, 3]];
 
+const MOST_ROWS = 48; // of ranks of all runs together
+
+// All runs on one axis of time, each from its own first instant on.
+async function showTogether(runs, place) {
+  const whole = Math.max(1, ...runs.map((run) => run.window.whole[1] - run.window.whole[0]));
+  const [unit, unitNs] = UNITS.find(([, ns]) => whole >= ns) ?? UNITS[3];
+  const forward = runs.map((run) => run.lanes.filter((lane) => lane.kind === "forward"));
+  const isAll = forward.reduce((sum, lanes) => sum + lanes.length, 0) <= MOST_ROWS;
+  const rows = runs.flatMap((run, i) =>
+    forward[i].filter((_, at, all) => isAll || at === 0 || at === all.length - 1).map((lane) => ({ run, lane, says: `${letterOf(i)}  ${lane.name}` })),
+  );
+  if (!rows.length || rows.length > MOST_ROWS) return;
+  const pitch = clamp(Math.floor(420 / rows.length), 12, 26);
+  const figure = figureOf({
+    height: rows.length * pitch + 46,
+    x_range: model("Range1d", { start: 0, end: whole / unitNs }),
+    y_range: model("Range1d", { start: -rows.length + 0.5, end: 0.5 }),
+    min_border_left: 110,
+  });
+  figure.xaxis.axis_label = `${unit} since each run's first instant; height is the share of time in which the rank computed${isAll ? "" : "; of each run the first and the last rank"}`;
+  figure.yaxis.ticker = model("FixedTicker", { ticks: rows.map((_, i) => -i), minor_ticks: [] });
+  figure.yaxis.major_label_overrides = new Map(rows.map(({ says }, i) => [-i, shortName(says, 20)]));
+  figure.yaxis.major_tick_line_color = null;
+  for (const grid of figure.grids) grid.grid_line_color = null;
+  const ends = rows.map(({ run }) => (run.window.whole[1] - run.window.whole[0]) / unitNs);
+  figure.hbar({ y: rows.map((_, i) => -i), left: 0, right: ends, height: BAR, fill_color: IDLE, line_color: null });
+  const shares = source("top", "bottom", "left", "right", "colour");
+  figure.quad({
+    top: { field: "top" }, bottom: { field: "bottom" }, left: { field: "left" }, right: { field: "right" }, source: shares,
+    fill_color: { field: "colour" }, line_color: null,
+  });
+  const fill = () => {
+    const found = { top: [], bottom: [], left: [], right: [], colour: [] };
+    rows.forEach(({ run, lane }, row) => {
+      const from = run.window.whole[0];
+      const given = { lane, row, from, to: from + whole, numBins: binsOf(figure), by: "mode" };
+      stackShares(run, given, found, (ns) => (ns - from) / unitNs, (kind) => MODE_COLOURS[kind]);
+    });
+    shares.data = found;
+  };
+  const charts = new Charts();
+  const box = element("div", { class: "full" }, element("h4", {}, "Blue is prefill, orange decode, green both; grey is idle time"));
+  place.append(box);
+  charts.put(figure, box, "together");
+  await charts.draw();
+  figure.properties.inner_width.change.connect(fill);
+  fill();
+}
+
+function letterOf(i) {
+  return i < 26 ? String.fromCharCode(65 + i) : `${i + 1}`;
+}
+
 async function showComparison(runs, names, place) {
+  await showTogether(runs, place);
   for (const [key, says] of [["ttft", "time to first token (TTFT)"], ["tpot", "time per output token (TPOT)"]]) {
     const values = runs.map((run) => requestRows(run).map((row) => row[key]).filter((value) => value !== null && value > 0));
-    if (!values.some((one) => one.length)) continue;
+    if (!values.some((one) => one.length > 2)) continue;
     const box = element("div", { class: "half" }, element("h4", {}, `Share of requests within a ${says}`));
     place.append(box);
     const figure = figureOf({ height: 260, x_axis_type: "log", x_range: model("DataRange1d", {}), y_range: model("Range1d", { start: 0, end: 1 }), min_border_left: 50 });

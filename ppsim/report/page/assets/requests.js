@@ -1,6 +1,6 @@
 // Requests of a run as a table that sorts by any column, and their time to the first token over time.
 
-const PAGE_ROWS = 50;
+const PAGE_ROWS = 20;
 const COLUMNS = [
   // key, heading, explanation, how a value is shown
   ["rid", "request", "its id", (value) => value],
@@ -109,7 +109,7 @@ class RequestTable {
 // A dot for each request that got a token: when it came, how long it waited.
 async function showDots(timeline, place) {
   const rows = requestRows(timeline.run).filter((row) => row.ttft !== null && row.ttft > 0);
-  if (!rows.length) return;
+  if (rows.length < 3) return;
   const seconds = rows.map((row) => row.ttft / 1e9);
   const figure = figureOf({ height: 200, min_border_left: 70, y_axis_type: "log", x_range: model("DataRange1d", {}), y_range: model("DataRange1d", {}) });
   figure.xaxis.axis_label = `arrival, ${timeline.says}`;

@@ -79,3 +79,21 @@ function covered(run, lane, from, to, numBins, by) {
   }
   return { classes, passes, length };
 }
+
+// Add to ``found`` the boxes of a lane's shares, its classes upon each other; x: ns -> place on the axis.
+function stackShares(run, { lane, row, from, to, numBins, by }, found, x, colour) {
+  const { classes, length } = covered(run, lane, from, to, numBins, by);
+  const below = new Array(numBins).fill(-row - BAR / 2);
+  for (const kind of inOrder(classes.keys())) {
+    classes.get(kind).forEach((busy, bin) => {
+      if (!busy) return;
+      const top = below[bin] + (busy / length) * BAR;
+      found.bottom.push(below[bin]);
+      found.top.push(top);
+      found.left.push(x(from + bin * length));
+      found.right.push(x(from + (bin + 1) * length));
+      found.colour.push(colour(kind));
+      below[bin] = top;
+    });
+  }
+}

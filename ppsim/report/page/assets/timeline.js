@@ -53,6 +53,7 @@ class Timeline {
     this.fillDetail();
     this.charts = new Charts();
     this.charts.put(this.overview, charts, "overview");
+    charts.append(this.place.querySelector(".part"));
     this.detailBox = this.charts.put(this.detail, charts, "detail");
     this.lifeBox = this.charts.put(this.lifeFigure(), charts, "life");
     for (const counts of run.counts) this.showCounts(counts, charts);
@@ -95,7 +96,7 @@ class Timeline {
   fillOverview() {
     this.sharesGlyph(this.overview, this.sources.all);
     const tool = model("RangeTool", { x_range: this.range, start_gesture: "pan" });
-    Object.assign(tool.overlay, { fill_color: "#ffd166", fill_alpha: 0.2, line_color: RED, line_alpha: 1, line_width: 2, line_dash: [] });
+    Object.assign(tool.overlay, { fill_color: "#ffd166", fill_alpha: 0.13, line_color: RED, line_alpha: 1, line_width: 2, line_dash: [] });
     this.overview.add_tools(tool);
     this.overview.toolbar.active_multi = tool;
   }
@@ -235,21 +236,8 @@ class Timeline {
     if (to <= from) return found;
     const numBins = binsOf(figure);
     this.run.lanes.forEach((lane, row) => {
-      const { classes, length } = covered(this.run, lane, from, to, numBins, this.by);
-      const below = new Array(numBins).fill(-row - BAR / 2);
-      for (const kind of inOrder(classes.keys())) {
-        const bins = classes.get(kind);
-        for (let bin = 0; bin < numBins; bin++) {
-          if (!bins[bin]) continue;
-          const top = below[bin] + (bins[bin] / length) * BAR;
-          found.bottom.push(below[bin]);
-          found.top.push(top);
-          found.left.push(this.x(from + bin * length));
-          found.right.push(this.x(from + (bin + 1) * length));
-          found.colour.push(this.colour(kind));
-          below[bin] = top;
-        }
-      }
+      const given = { lane, row, from, to, numBins, by: this.by };
+      stackShares(this.run, given, found, (ns) => this.x(ns), (kind) => this.colour(kind));
     });
     return found;
   }
