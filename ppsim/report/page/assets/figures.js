@@ -6,7 +6,8 @@ const SOFT = "#5f6670";
 const MODE_COLOURS = ["#0072b2", "#e69f00", "#009e73", "#8a8a8a", "#8a8a8a"];
 const KV_COLOUR = "#444444";
 const BLUE = "#0072b2";
-const ORANGE = "#d55e00";
+const DARK = "#3d4250"; // of counts: no colour of a mode
+const VERMILION = "#c2410c";
 const RED = "#c1121f";
 const BAR = 0.8; // of a lane's height
 
@@ -19,6 +20,7 @@ function figureOf(attributes) {
     outline_line_color: null,
     background_fill_color: null,
     border_fill_color: null,
+    styles: { outline: "none" }, // the frame of dots around a figure that was clicked
     ...attributes,
   });
   for (const axis of figure.axes) {

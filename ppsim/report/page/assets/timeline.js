@@ -150,8 +150,8 @@ class Timeline {
   showCounts(counts, charts) {
     const name = counts.name ? `${counts.name}: ` : "";
     const lines = [
-      [`${name}requests: running and waiting for a batch`, [["running", counts.running, BLUE, "solid"], ["waiting", counts.waiting, ORANGE, [5, 2]]]],
-      [`${name}KV tokens of the first rank (pool of at least ${shownNumber(counts.kv_most)})`, [["held by requests", counts.kv_in_use, BLUE, "solid"], ["only cached", counts.kv_cached, ORANGE, [5, 2]]]],
+      [`${name}requests: running and waiting for a batch`, [["running", counts.running, DARK, "solid"], ["waiting", counts.waiting, VERMILION, [5, 2]]]],
+      [`${name}KV tokens of the first rank (pool of at least ${shownNumber(counts.kv_most)})`, [["held by requests", counts.kv_in_use, DARK, "solid"], ["only cached", counts.kv_cached, VERMILION, [5, 2]]]],
     ];
     for (const [says, series] of lines) {
       if (!series.some(([, one]) => one.time.length)) continue;
@@ -290,7 +290,7 @@ class Timeline {
   }
 
   lifeBoxes(life) {
-    const steps = [[life.arrived, life.read, "#bdb8ac"], [life.read, life.first, ORANGE], [life.first, life.ended, BLUE]];
+    const steps = [[life.arrived, life.read, "#bdb8ac"], [life.read, life.first, MODE_COLOURS[0]], [life.first, life.ended, MODE_COLOURS[1]]];
     const shown = steps.filter(([from, to]) => to > from);
     return {
       y: shown.map(() => 0),

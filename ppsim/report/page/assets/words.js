@@ -21,7 +21,7 @@ function shownTime(ns) {
 function shownInstant(run, ns) {
   const whole = run.origin + BigInt(Math.round(ns));
   const size = whole < 0n ? -whole : whole;
-  const rest = (size % 1000000000n).toString().padStart(9, "0").replace(/0{1,6}$/, "");
+  const rest = (size % 1000000000n).toString().padStart(9, "0").replace(/^(\d{3})000000$|^(\d{6})000$/, "$1$2");
   return `${whole < 0n ? "−" : ""}${size / 1000000000n}.${rest} s`;
 }
 
@@ -52,7 +52,7 @@ function passLines(run, lane, i) {
     ["from", shownInstant(run, lane.start[i])],
     ["to", shownInstant(run, lane.end[i])],
   ];
-  if (batch) lines.push(["tokens", `${shownNumber(tokens)} of ${pieces.length} request${pieces.length === 1 ? "" : "s"}`]);
+  if (batch) lines.push(["tokens", `${shownNumber(tokens)} in ${pieces.length} request${pieces.length === 1 ? "" : "s"}`]);
   if (batch) lines.push([pieces.length === 1 ? "request" : "requests", shown.join("\n")]);
   return lines;
 }
