@@ -48,7 +48,7 @@ def busy_run() -> Recording:
 
 
 def long_run() -> Recording:
-    """Two ranks with 20,000 passes each, of random lengths with gaps, one request in each."""
+    """Two ranks with 20,000 passes each, of random lengths with gaps and overlaps, one request in each."""
     chance = random.Random(5)
     recording = Recording(2, name="long", seed=1)
     recording.arrival("R1", 0, 4, NUM_LONG)
@@ -56,9 +56,9 @@ def long_run() -> Recording:
     for i in range(NUM_LONG):
         for rank in range(2):
             recording.decision(rank, decision(i, i % 2, ("R1", i, 1), mode="decode"))
-            start = now[rank] + chance.choice((0, 0, 1, chance.randrange(5 * MS)))
-            now[rank] = start + 1 + chance.randrange(9 * MS)
-            recording.span(rank, "forward", i % 2, i, start, now[rank])
+            start = max(0, now[rank] + chance.choice((0, -MS, 1, chance.randrange(5 * MS))))
+            recording.span(rank, "forward", i % 2, i, start, start + 1 + chance.randrange(9 * MS))
+            now[rank] = recording.spans[rank][-1].end_ns
     recording.reply(max(now), Reply("R1", "finished", (), NUM_LONG))
     return recording
 
@@ -318,6 +318,21 @@ def test_nothing_is_wider_than_the_window(browser: Browser, busy: Recording, tmp
     wide = browser.js("document.documentElement.scrollWidth")
     browser.resize(1280, 900)
     assert wide <= width
+
+
+def test_runs_with_nothing_or_no_time_in_them_open_without_an_error(browser: Browser, tmp_path: Path) -> None:
+    nothing = Recording(2, name="nothing")
+    unread = Recording(2, name="unread")
+    unread.arrival("R1", 5, 10, 1)
+    runs = [nothing, unread, pipeline(2, 2, unit_ns=0), pipeline(2, 2, unit_ns=1)]
+    show(browser, tmp_path, *(Run(f"{i}", recording, PASS) for i, recording in enumerate(runs)))
+    for i in range(len(runs)):
+        browser.js(f"document.querySelectorAll('.tabs button')[{i}].click()")
+        browser.wait(f"document.querySelectorAll('.run')[{i}].querySelector('.requests thead th') !== null")
+        browser.js(f"document.querySelectorAll('.run')[{i}].querySelector('.requests tbody button')?.click()")
+        browser.settle()
+    assert "Nothing was computed" in browser.js("document.querySelectorAll('.run')[1].textContent")
+    assert browser.js("window.ppsimPage.timelines[3].sources.boxes.data.left") == [0, 1, 1, 2]
 
 
 def test_a_clock_that_begins_late_is_shown_to_the_nanosecond(browser: Browser, tmp_path: Path) -> None:

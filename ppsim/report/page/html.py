@@ -124,7 +124,8 @@ def partings(first: Recording, other: Recording, name: str) -> str:
     return f"{name} schedules differently from A, first in {what} ({found.place() or 'the run as a whole'})."
 
 
-def run_html(shown: Shown, name: str, nth: int) -> str:
+def run_html(shown: Shown, name: str, nth: int = 0) -> str:
+    """The part of the page that is about one run; hidden until its tab is chosen, but for the first."""
     verdict = shown.run.verdict
     waits = waits_html(verdict, shown.parts)
     return Template(asset("run.html")).substitute(

@@ -11,7 +11,9 @@ async function showRun(nth) {
   const run = page.runs[nth];
   const place = document.querySelectorAll(".run")[nth];
   const timeline = (page.timelines[nth] = new Timeline(run, place));
-  if (run.lanes.some((lane) => lane.start.length)) {
+  const hasPasses = run.lanes.some((lane) => lane.start.length);
+  place.querySelector(".controls").hidden = !hasPasses;
+  if (hasPasses) {
     await timeline.show();
     controls(timeline);
     legend(timeline);

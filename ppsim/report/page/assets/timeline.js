@@ -271,6 +271,7 @@ class Timeline {
 
   // Make a request stand out, with its life in a lane of its own; null: none.
   focus(request, mayMove = true) {
+    if (this.lifeBox === undefined) return; // nothing was computed, so there is no timeline
     this.request = request;
     const life = request === null ? null : lifeOf(this.run, request);
     this.lifeBox.hidden = life === null;
