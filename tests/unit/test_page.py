@@ -39,7 +39,7 @@ from tests.worlds.pd_making import passed_pair
 pytest.importorskip("bokeh", reason="the page carries the charts of bokeh: pip install 'ppsim[report]'")
 
 HOSTILE = (
-    "</script><script>window.pwned = 1</script>",
+    "</script ><script >window.pwned = 1</script >",
     "<img src=x onerror='window.pwned = 2'>",
     '"><svg onload="window.pwned = 3">',
     "<!-- <script>",
@@ -246,6 +246,8 @@ def test_no_name_becomes_markup() -> None:
     assert {tag for tag, _ in attacked.elements} <= kinds
     assert not [a for _, attributes in attacked.elements for a in attributes if a.startswith("on")]
     assert "window.pwned" not in attacked.scripts[-1]
+    inside = html_of(hostile(), FAILED).split('id="data">', 1)[1].split("</script>", 1)[0]
+    assert not set("<>&") & set(inside)  # nothing that could end it, whatever follows
     for name in HOSTILE[:8]:
         assert name in attacked.words  # as the words that they are
     assert data_of(html_of(hostile(), FAILED))["runs"][0]["rids"][1:] == list(HOSTILE)

@@ -310,7 +310,7 @@ def test_names_from_a_trace_stay_words(browser: Browser, tmp_path: Path) -> None
     assert "<img src=x onerror='window.pwned = 2'>" in browser.js("document.querySelector('.requests').innerText")
 
 
-@pytest.mark.parametrize("width", [800, 1280])
+@pytest.mark.parametrize("width", [400, 800, 1280])
 def test_nothing_is_wider_than_the_window(browser: Browser, busy: Recording, tmp_path: Path, width: int) -> None:
     browser.resize(width, 900)
     show(browser, tmp_path, Run("one", busy, PASS), Run("two", pipeline(4, 3), PASS))
