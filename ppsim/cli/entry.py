@@ -30,6 +30,7 @@ from ppsim.cli import (
     questions,
     read,
     replay,
+    report,
     run,
     show,
     trace,
@@ -79,6 +80,7 @@ app.command("diff")(diff.diff)
 app.command("show")(show.show)
 app.command("plot")(plot.plot)
 app.command("trace")(trace.trace)
+app.command("report")(report.report)
 app.command("fuzz")(fuzz.fuzz)
 app.command("replay")(replay.replay)
 app.command("bugs")(bugs.bugs)

@@ -82,6 +82,9 @@ OutOption: TypeAlias = Annotated[
     str | None, typer.Option("--out", metavar="DIR", help="The run folder. Default: runs/NAME-SEED-N, N the next free.")
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
+ReportOption: TypeAlias = Annotated[
+    bool, typer.Option("--report", help="Also write the run's page, report.html, into its folder (see: ppsim report).")
+]
 MaxSecondsOption: TypeAlias = Annotated[
     float,
     typer.Option("--max-seconds", metavar="SECONDS", help="A run that takes longer, on your clock, is stopped."),

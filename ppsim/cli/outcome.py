@@ -82,8 +82,16 @@ def stopped(setting: Setting, folder: RunFolder, why: str, code: int, rank: int 
     return setting.recording, verdict
 
 
-def conclude(folder: RunFolder, scenario: Scenario, recording: Recording, verdict: Verdict, *, as_json: bool) -> int:
-    """Save, print and return the exit code. The verdict's text goes to stderr, as does the place of the run."""
+def conclude(
+    folder: RunFolder,
+    scenario: Scenario,
+    recording: Recording,
+    verdict: Verdict,
+    *,
+    as_json: bool,
+    with_report: bool = False,
+) -> int:
+    """Save, print and return the exit code. The verdict's text goes to stderr, as do the places of the run and page."""
     from ppsim.recording.folder import incomplete, leave, write_run
     from ppsim.recording.summary import summarize
     from ppsim.report.table import summary_text
@@ -97,4 +105,8 @@ def conclude(folder: RunFolder, scenario: Scenario, recording: Recording, verdic
         say(f"replaced the earlier run in {folder.path}")
     say(f"saved {folder.path}" + (", marked incomplete" if incomplete(folder.path) else ""))
     print(json.dumps(summary, allow_nan=False) if as_json else summary_text(summary))
+    if with_report:
+        from ppsim.cli.report import write_report
+
+        say(f"saved {write_report(folder.path, recording, verdict)}")
     return verdict.exit_code

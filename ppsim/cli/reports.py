@@ -20,13 +20,14 @@ if TYPE_CHECKING:
 
 
 def write_and_read(scenario: Scenario, result: SimulationResult) -> None:
-    """Write the run folder, read it, and make every table, schedule, picture and comparison of it.
+    """Write the run folder, read it, and make every table, schedule, picture, page and comparison of it.
 
     Raises AssertionError where the folder holds another run than the one that was written.
     """
     from ppsim.recording.diff import first_difference
     from ppsim.recording.folder import CONFIG, SUMMARY, RunFolder, open_run, read_verdict, write_run
     from ppsim.recording.summary import summarize
+    from ppsim.report.page.html import Run, Shown, run_html
     from ppsim.report.table import summary_text
     from ppsim.scenario.load import validate
 
@@ -46,6 +47,7 @@ def write_and_read(scenario: Scenario, result: SimulationResult) -> None:
             raise AssertionError(f"what is read back differs: {found}")
         first_difference(result.recording, again, decisions_only=True)
         summary_text(summary)
+        run_html(Shown.of(Run(again.name, again, verdict)), again.name)
         for recording in [again] if again.peer is None else [again, again.peer]:
             show(recording, path)
 

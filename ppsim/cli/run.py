@@ -14,6 +14,7 @@ from ppsim.cli.options import (
     PluginOption,
     PromptOption,
     RateOption,
+    ReportOption,
     ScenarioArg,
     SeedOption,
     SetOption,
@@ -43,9 +44,14 @@ def run(
     plugin: PluginOption = None,
     max_seconds: MaxSecondsOption = 3600.0,
     as_json: JsonOption = False,
+    with_report: ReportOption = False,
 ) -> int:
     """Simulate a scenario and save the run."""
     check_seconds("--max-seconds", max_seconds)
+    if with_report:
+        from ppsim.report.page.library import library
+
+        library()  # a long run should not end in a page that cannot be made
     arriving = workload_keys(prompt, output, rate, trace)
     loaded = scenario_of(scenario, seed, trace, overrides, arriving, columns, skip_bad_lines, concurrency)
 
@@ -61,4 +67,4 @@ def run(
         with ProgressBar(f"simulating {loaded.name}") as progress:
             changed = bool(plugin or bugs or loaded.bugs)
             recording, verdict = simulated(loaded, hooks, progress, folder, is_changed=changed, max_s=max_seconds)
-        return conclude(folder, loaded, recording, verdict, as_json=as_json)
+        return conclude(folder, loaded, recording, verdict, as_json=as_json, with_report=with_report)
