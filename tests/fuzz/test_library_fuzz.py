@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 
 import ppsim
 from ppsim.cli.entry import app
-from ppsim.fuzz.campaign import Order, run_campaign
+from ppsim.fuzz.campaign import CampaignResult, Order, run_campaign
 from ppsim.fuzz.experiment import Experiment
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -110,7 +111,19 @@ def test_an_exploration_is_that_of_the_command(tmp_path: Path, monkeypatch: pyte
     assert broken.findings
 
 
-def test_campaigns_in_threads_wait_for_each_other_and_leave_hypothesis_as_it_was() -> None:
+def test_campaigns_in_threads_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A campaign replaces functions of Hypothesis and puts them back: two at once would put back each other's."""
+    inside, most = [0], [0]
+
+    def alone(order: Order, num_jobs: int) -> CampaignResult:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.02)
+        result = run_campaign(order, num_jobs=num_jobs)
+        inside[0] -= 1
+        return result
+
+    monkeypatch.setattr("ppsim.api.campaign.run_campaign", alone)
     before = ConjectureRunner.generate_mutations_from
     results: list[str] = []
 
@@ -122,6 +135,7 @@ def test_campaigns_in_threads_wait_for_each_other_and_leave_hypothesis_as_it_was
         thread.start()
     for thread in threads:
         thread.join()
+    assert most == [1]
     assert results == [run_campaign(Order("plain", 3, 6)).digest] * 3
     assert ConjectureRunner.generate_mutations_from is before
 

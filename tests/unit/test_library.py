@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -486,17 +487,24 @@ def test_runs_in_one_process_and_in_threads_are_independent(tmp_path: Path) -> N
     assert [together.get(i) for i in range(len(PLAN))] == alone
 
 
-def test_pictures_in_threads_leave_the_users_settings_alone() -> None:
-    import matplotlib
+def test_pictures_are_drawn_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A picture sets matplotlib's settings and puts them back: two at once would put back each other's."""
+    run, inside, most = ppsim.simulate("tiny"), [0], [0]
 
-    run = ppsim.simulate("tiny")
-    with matplotlib.rc_context({"lines.linewidth": 7.5}):
-        threads = [threading.Thread(target=run.plot, args=("requests",)) for _ in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert matplotlib.rcParams["lines.linewidth"] == 7.5
+    def slow(*args: Any) -> Any:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.02)
+        inside[0] -= 1
+        return ppsim.Drawing(b"")
+
+    monkeypatch.setattr("ppsim.report.kinds.picture", slow)
+    threads = [threading.Thread(target=run.plot) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
 
 
 # --- plans ---------------------------------------------------------------------------------------------------------
