@@ -18,7 +18,7 @@ OUTSIDE = (
     (
         "sglang/index.tsv",
         "40 launch lines and 45 logs that people posted; those written for this project were read",
-        ("test_sglang_launch.py", "test_sglang_logs.py", "test_sglang_cli.py", "test_sglang_fuzz.py"),
+        ("test_sglang_launch.py", "test_sglang_logs.py", "test_sglang_cli.py", "test_sglang_fuzz.py", "test_read.py"),
     ),
     (
         "sglang/runs/scheduler.jsonl",

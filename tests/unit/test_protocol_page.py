@@ -11,10 +11,10 @@ from typing import get_args
 
 import pytest
 
+from ppsim.check.invariants import INVARIANTS, RULES
 from ppsim.core import loop, messages
 from ppsim.core.config import RankConfig
 from ppsim.core.consensus import KVPoll
-from ppsim.core.invariants import INVARIANTS, RULES
 from ppsim.core.loop import votes_of
 from ppsim.core.messages import Kind, Lane
 from ppsim.cost.sglang_chunks import ChunkPredictor
