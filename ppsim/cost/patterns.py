@@ -67,7 +67,7 @@ def usual_words(f: Fields, family: Family, num_layers: int) -> list[str]:
     """
     letters = [family.usual[i % len(family.usual)] for i in range(num_layers)]
     letters[: len(family.first)] = family.first[:num_layers]
-    if family.last or "f" in family.usual and "f" not in letters and "w" not in letters:
+    if family.last or ("f" in family.usual and "f" not in letters and "w" not in letters):
         letters[-1] = family.last or "f"
     has_window = bool(window_of(f)) and f.get("use_sliding_window") is not False
     return ["full" if letter == "w" and not has_window else USUAL[letter] for letter in letters]

@@ -127,10 +127,22 @@ def test_a_config_without_lists_of_layers_has_those_that_its_class_makes(model_t
 @pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"])
 def test_a_window_that_is_not_switched_on_is_none(model_type: str) -> None:
     """use_sliding_window is false in these classes where the config does not say it."""
-    config = {k: v for k, v in model_zoo.config_of(model_type, {"use_sliding_window": False}).to_dict().items()}
-    config = {k: v for k, v in config.items() if k not in (*DERIVED, "use_sliding_window")}
+    usual = model_zoo.config_of(model_type, {"use_sliding_window": False}).to_dict()
+    config = {k: v for k, v in usual.items() if k not in (*DERIVED, "use_sliding_window")}
     shape = from_config({**config, "model_type": model_type, "sliding_window": 16}, "m")
     assert {layer.kind.split(" |")[0] for layer in shape.layers} == {"full"}
+
+
+@pytest.mark.parametrize("model_type", READ)
+def test_a_config_that_does_not_say_whether_it_ties_is_read_as_its_class_does(model_type: str) -> None:
+    try:
+        config = model_zoo.config_of(model_type)
+        silent = {k: v for k, v in config.to_dict().items() if k != "tie_word_embeddings"}
+        shape = from_config({**silent, "model_type": config.model_type or model_type}, "m")
+    except Exception as error:
+        pytest.skip(str(error)[:80])
+    if getattr(type(config)(), "text_config", None) is None:
+        assert shape.tie_word_embeddings == bool(getattr(type(config)(), "tie_word_embeddings", False))
 
 
 @pytest.mark.parametrize("model_type", COMMON)
