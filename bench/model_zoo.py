@@ -268,7 +268,8 @@ a file is said on stderr; what cannot be read is refused by name.
 
 Behind it stands a dense block, experts with or without shared ones, both, or nothing. Formulas and units:
 `ppsim/cost/attention.py`, `state.py`, `roofline.py`; which field says which layer is what: `patterns.py`; what a
-`model_type` implies without a field (norms, biases, tied embeddings, shared experts): `ppsim/data/families.toml`.
+`model_type` implies without a field (norms, biases, tied embeddings, shared experts, the kinds of the layers where no
+list names them): `ppsim/data/families.toml`.
 
 Types that transformers has no class for and that are served all the same (DeepSeek-MoE, Baichuan, Grok, Arctic,
 Step-3, HunYuan-Large, Ling, Pangu Pro, ...) have rows in `families.toml` too; `tests/unit/test_published_models.py`

@@ -35,7 +35,9 @@ class Family:
     """A row. Formulas count elements: ``layer`` of every layer, ``attention``, ``state``, ``dense`` and ``moe`` of a
     layer that has such a part, ``model`` once. ``gate``: matrices of an attention's output gate,
     or by how many its query's differ from the usual.
-    ``front``: tables beside the embedding. ``refuse``: why it cannot be read."""
+    ``front``: tables beside the embedding. ``refuse``: why it cannot be read.
+    ``usual``: kinds of the layers where the config names none: f full, w window, l linear, repeated; ``first`` replaces
+    the first of them, ``last`` the last one."""
 
     known: bool = True
     source: str = "transformers"
@@ -63,6 +65,11 @@ class Family:
     expert_in: str = "hidden"  # width of what goes into an expert
     words: dict[str, str] = field(default_factory=dict)  # kinds of layers that are called otherwise here
     window_pattern: int = 0
+    usual: str = ""
+    first: str = ""
+    last: str = ""
+    period_ends: bool = True  # the layer of another kind is the last of its period; else the first
+    rotary_is_full: bool = False  # only layers without rotary positions have a window
     chunk_interval: int = 0  # one layer in so many is full, the others have chunks, where there are chunks
     window_kv_factor: int = 1  # layers with a window have so many times the heads of keys and values
     state_kind: str = ""

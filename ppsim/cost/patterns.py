@@ -39,6 +39,8 @@ MIXER_WORDS = {
 LETTERS = {"M": ("linear", "none"), "*": ("full", "none"), "-": ("none", "dense"), "E": ("none", "moe")}
 FEED_FORWARD_WORDS = {"dense": "dense", "sparse": "moe", "moe": "moe", "mlp": "dense"}
 LISTS = ("layer_types", "layers_block_type", "block_types", "attention_layers")
+USUAL = {"f": "full", "w": "window", "l": "linear"}
+PERIODS = ("sliding_window_pattern", "global_attn_every_n_layers")  # said by the config, they replace what is usual
 
 
 def mixer_words(f: Fields, family: Family, num_layers: int) -> list[str]:
@@ -52,7 +54,23 @@ def mixer_words(f: Fields, family: Family, num_layers: int) -> list[str]:
         if listed:
             return listed_words(f, words, name, listed, num_layers)
     found = from_indices(f, family, num_layers) or from_periods(f, num_layers)
+    if not found and family.usual and not any(f.get(name) for name in PERIODS):
+        return usual_words(f, family, num_layers)
     return found or ([family.mixer] * num_layers if family.mixer != "full" else windowed(f, family, num_layers))
+
+
+def usual_words(f: Fields, family: Family, num_layers: int) -> list[str]:
+    """What the family's own class makes of a config that names no kinds: letters of ``families.toml``, repeated.
+
+    ``first`` replaces the letters of the first layers, ``last`` that of the last one; a pattern that leaves a short
+    model without attention has it in the last layer. Without a window its layers are full.
+    """
+    letters = [family.usual[i % len(family.usual)] for i in range(num_layers)]
+    letters[: len(family.first)] = family.first[:num_layers]
+    if family.last or ("f" in family.usual and "f" not in letters and "w" not in letters):
+        letters[-1] = family.last or "f"
+    has_window = bool(window_of(f)) and f.get("use_sliding_window") is not False
+    return ["full" if letter == "w" and not has_window else USUAL[letter] for letter in letters]
 
 
 def listed_words(f: Fields, words: dict[str, str], name: str, listed: list[Any], num_layers: int) -> list[str]:
@@ -106,7 +124,30 @@ def from_indices(f: Fields, family: Family, num_layers: int) -> list[str]:
         every = f.count("no_rope_layer_interval", family.chunk_interval)
         rotary = rotary or [(i + 1) % every for i in range(num_layers)]
         return ["chunk" if rotary[i] else "full" for i in range(num_layers)]
+    if family.rotary_is_full and f.get("use_sliding_window") and window_of(f):  # SmolLM 3
+        rotary = f.items("no_rope_layers") or [
+            (i + 1) % f.count("no_rope_layer_interval", 4) for i in range(num_layers)
+        ]
+        return ["full" if all(rotary[i : i + 1]) else "window" for i in range(num_layers)]
+    groups = f.items("attention_types")
+    if groups:  # GPT-Neo: [[["global", "local"], 12]]
+        return from_groups(f, MIXER_WORDS | family.words, groups, num_layers)
     return []
+
+
+def from_groups(f: Fields, words: dict[str, str], groups: list[Any], num_layers: int) -> list[str]:
+    """``attention_types``: words and how often they come, one group behind the other."""
+    field = f"{f.name}: attention_types"
+    listed: list[Any] = []
+    for group in groups:
+        match group:
+            case [[*kinds], int(times)] if 0 < times <= num_layers:
+                listed += kinds * times
+            case _:
+                raise ScenarioError(field, f"must be groups of kinds and how often they come, got {group!r}")
+    if len(listed) != num_layers:
+        raise ScenarioError(field, f"names {len(listed)} layers of {num_layers}")
+    return listed_words(f, words, "attention_types", listed, num_layers)
 
 
 def linear_attn_config(inner: Fields, num_layers: int) -> list[str]:
@@ -139,12 +180,20 @@ def windowed(f: Fields, family: Family, num_layers: int) -> list[str]:
     if f.get("use_sliding_window") is False or not window_of(f):
         return ["full"] * num_layers
     pattern = f.get("sliding_window_pattern")
+    every, first = f.get("global_attn_every_n_layers"), 0
+    if pattern is None and every is not None and family.known:
+        pattern, first = f.positive("global_attn_every_n_layers"), 1 - family.period_ends
     if pattern is None:
         pattern = f.get("_sliding_window_pattern") or family.window_pattern or None
     if isinstance(pattern, str) and pattern and set(pattern) <= {"L", "G"}:
         return ["window" if pattern[i % len(pattern)] == "L" else "full" for i in range(num_layers)]
     if isinstance(pattern, int) and not isinstance(pattern, bool) and pattern > 0:
-        return ["full" if (i + 1) % pattern == 0 else "window" for i in range(num_layers)]
+        dense, own = f.count("first_k_dense_replace"), f.count("prefix_dense_sliding_window_pattern")
+        head = (
+            [(i + 1) % own for i in range(min(dense, num_layers))] if own else []
+        )  # Cohere 2 MoE: a period of its own
+        rest = [(i + 1 - first) % pattern for i in range(num_layers - len(head))]
+        return ["window" if place else "full" for place in head + rest]
     if pattern is not None:
         raise ScenarioError(
             f"{f.name}: sliding_window_pattern", f"must be a period or letters L and G, got {pattern!r}"

@@ -6,6 +6,7 @@ table of ``docs/models.md`` with its reason, and each row of that table is held 
 
 from __future__ import annotations
 
+import inspect
 import json
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,78 @@ def test_a_saved_config_is_read_like_all_of_its_fields(model_type: str) -> None:
     own = {k: v for k, v in config.to_dict().items() if usual.get(k) != v or k in ("model_type", "num_hidden_layers")}
     inside = from_config({"model_type": "outer", "text_config": {**own, "model_type": config.model_type}}, "m")
     assert inside.layers == whole.layers
+
+
+DERIVED = ("layer_types", "mlp_layer_types", "layers_block_type", "attention_layers", "indexer_types", "no_rope_layers")
+PERIODS: dict[str, list[Any]] = {
+    "sliding_window_pattern": [2, 3],
+    "first_k_dense_replace": [0, 2],
+    "global_attn_every_n_layers": [2, 3],
+    "full_attention_interval": [2, 3],
+    "moe_layer_freq": [2],
+    "decoder_sparse_step": [2],
+    "num_dense_layers": [2],
+    "interleave_moe_layer_step": [1, 2],
+    "no_rope_layer_interval": [2, 3],
+    "max_window_layers": [3],
+    "use_sliding_window": [True, False],
+    "mlp_only_layers": [[1, 2]],
+}
+OTHERWISE = {
+    "bailing_hybrid": "the published code has attention behind the last whole group, which its models do not reach",
+    "cohere_compass_text sliding_window_pattern": "the class reads a period, and then overlooks it",
+    "gemma4_text sliding_window_pattern": "the class knows no period but its own; a config with one means it",
+    "gemma4_unified_text sliding_window_pattern": "the same",
+    "beam num_dense_layers": "the same",
+}
+
+
+@pytest.mark.parametrize("model_type", READ)
+def test_a_config_without_lists_of_layers_has_those_that_its_class_makes(model_type: str) -> None:
+    """Older and shorter configs give a period, or nothing at all; the class rolls the lists out of it."""
+    try:
+        config = model_zoo.config_of(model_type)
+    except Exception as error:
+        pytest.skip(str(error)[:80])
+    name, kind = config.model_type or model_type, type(config)
+    whole = {**config.to_dict(), "model_type": name}
+    source = Path(inspect.getfile(kind)).read_text("utf-8")
+    said = [(key, value) for key, values in PERIODS.items() if key in source for value in values]
+    for key, value in [("", None), *said]:
+        short = {k: v for k, v in whole.items() if k not in DERIVED} | ({key: value} if key else {})
+        try:
+            full = {**kind(**{k: v for k, v in short.items() if k != "model_type"}).to_dict(), "model_type": name}
+            theirs = [layer.kind for layer in from_config(full, "m").layers]
+        except Exception:
+            continue
+        if name in OTHERWISE or f"{name} {key}" in OTHERWISE:
+            continue
+        try:
+            ours = from_config(short, "m")
+        except ScenarioError:
+            continue  # it is refused by name
+        assert [layer.kind for layer in ours.layers] == theirs, f"{key} = {value}"
+
+
+@pytest.mark.parametrize("model_type", ["qwen2", "qwen3", "qwen2_moe", "qwen3_moe", "smollm3"])
+def test_a_window_that_is_not_switched_on_is_none(model_type: str) -> None:
+    """use_sliding_window is false in these classes where the config does not say it."""
+    usual = model_zoo.config_of(model_type, {"use_sliding_window": False}).to_dict()
+    config = {k: v for k, v in usual.items() if k not in (*DERIVED, "use_sliding_window")}
+    shape = from_config({**config, "model_type": model_type, "sliding_window": 16}, "m")
+    assert {layer.kind.split(" |")[0] for layer in shape.layers} == {"full"}
+
+
+@pytest.mark.parametrize("model_type", READ)
+def test_a_config_that_does_not_say_whether_it_ties_is_read_as_its_class_does(model_type: str) -> None:
+    try:
+        config = model_zoo.config_of(model_type)
+        silent = {k: v for k, v in config.to_dict().items() if k != "tie_word_embeddings"}
+        shape = from_config({**silent, "model_type": config.model_type or model_type}, "m")
+    except Exception as error:
+        pytest.skip(str(error)[:80])
+    if getattr(type(config)(), "text_config", None) is None:
+        assert shape.tie_word_embeddings == bool(getattr(type(config)(), "tie_word_embeddings", False))
 
 
 @pytest.mark.parametrize("model_type", COMMON)
