@@ -28,7 +28,13 @@ def volumes(
     tp: Annotated[int, typer.Option("--tp", help="Tensor-parallel ranks.")] = 8,
     cp: Annotated[int, typer.Option("--cp", help="Context-parallel ranks.")] = 8,
     pp: Annotated[int, typer.Option("--pp", help="Pipeline stages.")] = 4,
-    element_bytes: Annotated[float, typer.Option("--bytes", help="Bytes of an element: 1 is FP8, 2 is BF16.")] = 1.0,
+    element_bytes: Annotated[
+        float,
+        typer.Option(
+            "--bytes",
+            help="Bytes of an element on the wire, activations (TP, PP) and keys and values (CP): 1 is FP8, 2 is BF16.",
+        ),
+    ] = 1.0,
     as_json: JsonOption = False,
 ) -> int:
     """Bytes per forward pass for TP, CP and PP, and the ratio 4 L / (P-1)."""
