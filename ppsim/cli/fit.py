@@ -11,7 +11,7 @@ import typer
 
 from ppsim.cli.guard import guarded, say
 from ppsim.cli.options import JsonOption
-from ppsim.errors import EXIT_PASS, EXIT_USAGE
+from ppsim.errors import EXIT_PASS, EXIT_USAGE, UsageError
 
 if TYPE_CHECKING:
     from ppsim.cli.measured import Measured
@@ -49,12 +49,15 @@ def fit(file: FileArg, terms: TermsOption = None, floor: FloorOption = False, as
     from ppsim.cost.decode_fit import fit_decode
     from ppsim.cost.fit import fit_samples
 
-    measured = read_measured(file)
+    try:
+        measured = read_measured(file)
+    except UsageError as error:
+        raise UsageError(f"{error}{what_it_is(file)}") from error
     chosen = terms.replace(",", " ").split() if terms is not None else None
     found = fit_samples(measured.samples, chosen, with_floor=floor, source=f"samples of a {measured.kind}")
     decode = fit_decode(measured.decode) if measured.decode else None
     if not measured.samples:
-        found = replace(found, reason=measured.missing)
+        found = replace(found, reason=measured.missing + ("" if measured.decode else what_it_is(file)))
     for remark in measured.remarks:
         say(f"ppsim: {remark}")
     if as_json:
@@ -63,6 +66,17 @@ def fit(file: FileArg, terms: TermsOption = None, floor: FloorOption = False, as
         print("\n".join([*text_of(found, measured), *decode_text(decode)]))
     usable = found.accepted or (not measured.samples and decode is not None and decode.accepted)
     return EXIT_PASS if usable else EXIT_USAGE
+
+
+def what_it_is(file: str) -> str:
+    """Of a file without a sample what it is, and who takes it; empty where that is not known, or for standard input."""
+    from ppsim.cli.measured import is_file
+    from ppsim.cli.recognise import recognise
+
+    told = recognise(file) if is_file(file) else None
+    if told is None or not told.kind or any("ppsim fit" in command for command in told.give_to):
+        return ""
+    return f". It is: {told.kind}; it belongs to: {'; '.join(told.give_to) or 'no command'}"
 
 
 def described(found: Fit, decode: DecodeFit | None, measured: Measured) -> dict[str, Any]:

@@ -13,7 +13,8 @@ from ppsim.cli.options import JsonOption
 from ppsim.errors import EXIT_PASS, EXIT_USAGE
 
 FilesArg = Annotated[
-    list[str], typer.Argument(metavar="FILE...", help="Any files or run folders, packed with gzip or not; - is stdin.")
+    list[str],
+    typer.Argument(metavar="FILE...", help="Any files or run folders, packed with gzip, zstd or not; - is stdin."),
 ]
 
 

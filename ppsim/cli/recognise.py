@@ -8,12 +8,22 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+from ppsim.cli.measured import loaded
 from ppsim.cli.told import Told, counted
 from ppsim.errors import PpsimError
 
 IDENTIFIER = re.compile(r"^[A-Za-z_#][\w ()/%.#²-]{0,60}$")
 NO_TIMES = "it has times of requests and none of single chunks, so no fit takes it"
 MODEL_FIELDS = ("model_type", "architectures", "num_hidden_layers", "text_config")
+FORMS = {
+    "Mooncake": "Mooncake's form",
+    "Azure": "Azure's form",
+    "BurstGPT": "BurstGPT's form",
+    "bench_serving": "the lengths of its requests",
+    "AIPerf": "records of AIPerf",
+    "AIPerf inputs": "inputs of AIPerf",
+    "ShareGPT": "ShareGPT's conversations",
+}
 MODEL_COMMANDS = ("ppsim layers --model {}", "ppsim chunks --model {}", "ppsim compare --model {}")
 
 
@@ -73,6 +83,8 @@ def folder(told: Told, path: Path) -> Told:
 
 def of_json(told: Told, text: str) -> bool:
     """True if the text is JSON, or lines of it, of any kind."""
+    if of_trace(told, text):
+        return True
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -110,7 +122,7 @@ def one_object(told: Told, data: dict[str, Any], text: str) -> None:
         model(told, data)
     elif is_decisions(data):
         decisions(told, 1)
-    elif not (request_rows(told, text, data) or one_row(told, text) or launches(told, text)):
+    elif not (one_row(told, text) or launches(told, text)):
         told.read.append("its keys: " + ", ".join(map(str, list(data)[:40])))
 
 
@@ -137,12 +149,8 @@ def array(told: Told, data: list[Any], text: str) -> bool:
         chrome(told, data, events)
     elif data and isinstance(data[0], dict) and foreign.bench_kind(data[0]):
         benchmark(told, foreign.bench_kind(data[0]), [row for row in data if isinstance(row, dict)])
-    elif data and isinstance(data[0], dict) and "conversations" in data[0]:
-        told.kind = "ShareGPT conversations"
-        told.read.append(f"{counted(len(data), 'conversation')}, without times and without lengths in tokens")
     else:
-        first = data[0] if data and isinstance(data[0], dict) else {}
-        return launches(told, text) or request_rows(told, text, first)
+        return launches(told, text)
     return True
 
 
@@ -182,14 +190,16 @@ def model(told: Told, data: dict[str, Any]) -> None:
 
 def json_lines(told: Told, text: str, error: Exception) -> bool:
     """Lines of objects; also an object that breaks off, where its beginning says what it was meant to be."""
-    from ppsim.cli.measured import loaded
     from ppsim.sglang import foreign
 
     rows = [(number, row) for number, row in enumerate(text.split("\n"), 1) if row.strip()]
     first = loaded(rows[0][1].strip())
     if first is None:
-        if '"traceEvents"' not in text[:100_000]:
+        beginning = text[:100_000]
+        if '"traceEvents"' not in beginning and not (text.lstrip()[0] == "[" and '"ph"' in beginning):
             return False
+        if open_array(told, text):
+            return True
         told.kind = "Chrome or torch trace, cut or damaged"
         told.read.append(f"it is no whole JSON: {error}")
         told.unread = unread_rows(text)
@@ -204,7 +214,7 @@ def json_lines(told: Told, text: str, error: Exception) -> bool:
         told.give("ppsim show {}")
     elif is_decisions(first):
         decisions(told, len(records))
-    elif not request_rows(told, text, first) and not measured_rows(told, text):
+    elif not measured_rows(told, text):
         told.kind = "JSON lines of an unknown kind"
         told.read.append("the first line has " + ", ".join(map(str, first)))
         told.unread = unread_rows(text)
@@ -212,40 +222,75 @@ def json_lines(told: Told, text: str, error: Exception) -> bool:
     return True
 
 
+def open_array(told: Told, text: str) -> bool:
+    """Events of a Chrome trace whose last bracket is not there, which the format allows."""
+    from ppsim.sglang.foreign import chrome_events
+
+    try:
+        events = chrome_events(json.loads(text.rstrip().removesuffix(",") + "]"))
+    except (ValueError, RecursionError):
+        return False
+    if events is None:
+        return False
+    chrome(told, events, events)
+    return True
+
+
 # --- rows ----------------------------------------------------------------------------------------------------------
 
 
-def request_rows(told: Told, text: str, first: dict[str, Any]) -> bool:
-    """A request trace in JSON."""
-    return "input_length" in first and "timestamp" in first and request_trace(told, text, "Mooncake's form")
+def of_trace(told: Told, text: str) -> bool:
+    """A request trace of any kind that a workload reads, the result of a benchmark with its requests among them."""
+    from ppsim.workload.trace import kind_of_content
+
+    content = text.encode("utf-8", errors="replace")
+    kind = kind_of_content(content)
+    if not kind:
+        return False
+    if kind == "bench_serving":
+        runs(told, content)
+    request_trace(told, content, kind)
+    return True
 
 
-def request_trace(told: Told, text: str, form: str) -> bool:
+def runs(told: Told, content: bytes) -> None:
+    """The fields of the runs of a benchmark whose requests are a trace too."""
+    from ppsim.sglang.foreign import bench_kind
     from ppsim.workload.lines import BadLines
-    from ppsim.workload.trace import Reading, parsed, rows_of_text
+    from ppsim.workload.trace import rows_of_text
 
-    told.kind = f"request trace, {form}"
+    lines = rows_of_text(told.file, content, BadLines(skip=True))
+    records = [record for line in lines if (record := loaded(line.text)) is not None]
+    if bench_kind(records[0]):
+        benchmark(told, bench_kind(records[0]), records)
+
+
+def request_trace(told: Told, content: bytes, kind: str) -> None:
+    from ppsim.workload.lines import BadLines
+    from ppsim.workload.trace import Reading, trace_of
+
+    form = FORMS.get(kind, kind)
+    told.kind = f"{told.kind}; as a request trace {form}" if told.kind else f"request trace, {form}"
     told.give("ppsim run SCENARIO --trace {}")
     bad = BadLines(skip=True)
     try:
-        lines = rows_of_text(told.file, text.encode(), bad)
-        rows, notes, _ = parsed(told.file, lines, Reading(skip_bad_lines=True), bad)
+        trace = trace_of(told.file, content, Reading(skip_bad_lines=True), bad)
     except PpsimError as error:
         told.read.append(str(error))
-        return True
-    if rows:
-        span = (max(row.at_ns for row in rows) - min(row.at_ns for row in rows)) / 1e9
-        prompts, outputs = sum(row.input_length for row in rows), sum(row.output_length for row in rows)
-        told.read.append(f"{counted(len(rows), 'request')} in {span:g} s, {prompts} prompt and {outputs} output tokens")
-    told.read += list(notes)
+        return
+    rows = trace.rows
+    span = (max(row.at_ns for row in rows) - min(row.at_ns for row in rows)) / 1e9
+    when = f"in {span:g} s" if trace.timed else "without times"
+    prompts, outputs = sum(row.input_length for row in rows), sum(row.output_length for row in rows)
+    told.read.append(f"{counted(len(rows), 'request')} {when}, {prompts} prompt and {outputs} output tokens")
+    told.read += [note for note in trace.warnings if note not in bad.told(told.file, len(rows))]
     told.unread = [(error.line, error.problem) for error in bad.errors]
-    told.data = {"requests": len(rows)}
-    return True
+    told.data |= {"requests": len(rows)}
 
 
 def measured_rows(told: Told, text: str) -> bool:
     """Samples of chunks or decode steps, or the executor's own lines."""
-    from ppsim.cli.measured import EXECUTOR_FIELDS, is_header, loaded, of_executor_lines, of_rows
+    from ppsim.cli.measured import EXECUTOR_FIELDS, is_header, of_executor_lines, of_rows
 
     first = next(row for row in text.split("\n") if row.strip()).strip()
     record = loaded(first)
@@ -268,18 +313,16 @@ def measured_rows(told: Told, text: str) -> bool:
 
 def of_csv(told: Told, text: str) -> bool:
     """A table with a head, of any delimiter."""
-    from ppsim.workload.lines import Line
     from ppsim.workload.table import DELIMITERS
-    from ppsim.workload.trace import known_layout
 
+    if of_trace(told, text):
+        return True
     rows = [row for row in text.split("\n") if row.strip()][:20]
     for delimiter in DELIMITERS:
         cells = [row.split(delimiter) for row in rows]
         names = [cell.strip().strip('"') for cell in cells[0]]
         if len(names) < 2 or len(set(map(len, cells))) > 1 or not all(map(IDENTIFIER.match, names)):
             continue
-        if delimiter == "," and known_layout(Line(told.file, 1, rows[0].strip())) is not None:
-            return request_trace(told, text, "Azure's form" if "ContextTokens" in names else "BurstGPT's form")
         if delimiter == "," and measured_rows(told, text):
             return True
         if len(rows) < 2 or not any(re.fullmatch(r"\s*-?\d[\d.eE+-]*\s*", cell) for cell in cells[1]):

@@ -16,6 +16,7 @@ BENCH_FIELDS = (
     "completed",
 )
 ONE_BATCH_FIELDS = ("prefill_latency", "prefill_throughput", "median_decode_latency", "overall_throughput")
+SUMMARY_FIELDS = ("request_throughput", "request_latency", "time_to_first_token", "inter_token_latency")  # AIPerf's
 MAX_NAMES = 8
 
 
@@ -63,7 +64,9 @@ def bench_kind(record: Mapping[str, Any]) -> str:
     """The kind of benchmark whose result a JSON object is; empty if it is none."""
     if sum(field in record for field in ONE_BATCH_FIELDS) >= 2:
         return "result of a one-batch benchmark"
-    return "result of a serving benchmark" if sum(field in record for field in BENCH_FIELDS) >= 2 else ""
+    num_summed = sum(isinstance(record.get(field), Mapping) and "avg" in record[field] for field in SUMMARY_FIELDS)
+    is_served = num_summed >= 2 or sum(field in record for field in BENCH_FIELDS) >= 2
+    return "result of a serving benchmark" if is_served else ""
 
 
 def bench_sentence(record: Mapping[str, Any]) -> str:
@@ -79,6 +82,9 @@ def shown(name: str, value: Any) -> str:
         return f"{name} {value:.10g}" if finite(value) else f"{name} {value}"
     if isinstance(value, str):
         return f"{name} {value[:60]}"
+    if isinstance(value, Mapping) and finite(value.get("avg")):
+        parts = (f"{key} {inner:.10g}" for key, inner in value.items() if finite(inner))
+        return f"{name} ({', '.join(parts)}{', ' + value['unit'] if isinstance(value.get('unit'), str) else ''})"
     return f"{name} ({len(value)} entries)"
 
 

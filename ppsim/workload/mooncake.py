@@ -15,6 +15,7 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from ppsim.errors import TraceError
+from ppsim.scenario.tree import MAX_TOKENS
 from ppsim.workload.lines import MAX_TIME_NS, BadLines, Line, TraceRow, shown
 from ppsim.workload.times import UNITS, WEEK_NS, ask_for_unit, from_earliest
 
@@ -52,7 +53,7 @@ def parse_mooncake(
         if row is not None:
             rows.append(row)
             kept.append(line)
-    found = block_size(rows, block_tokens)
+    found = block_size(name, rows, block_tokens, bad.skip)
     if found != block_tokens:
         told.append(
             f"{name}: its prompts have one hash id for {found} tokens, not {block_tokens} (workload.block_tokens)"
@@ -76,17 +77,30 @@ def head_of(lines: Sequence[Line]) -> dict[str, Any]:
     return dict.fromkeys(FIELDS)
 
 
-def block_size(rows: Sequence[TraceRow], expected: int) -> int:
-    """Tokens of a hash id: as expected where one row of several blocks has it so, else the power of two that fits all.
+def block_size(name: str, rows: Sequence[TraceRow], expected: int, most_will_do: bool) -> int:
+    """Tokens of a hash id: as expected where half of the rows of several blocks have it so, else the size that fits all
+    rows, of several the one power of two.
 
-    A prompt of L tokens has n ids where a block has from L / n to less than L / (n - 1) tokens.
+    A prompt of L tokens has n ids where a block has from L / n to less than L / (n - 1) tokens. ``most_will_do``: bad
+    lines are skipped, and where nothing fits all, a power of two that fits nine rows of ten is taken. Raises TraceError
+    where the rows fit several sizes and no one power of two.
     """
     counted = [(row.input_length, len(row.hash_ids)) for row in rows if row.hash_ids]
-    telling = [(length, n) for length, n in counted if n > 1 or length > expected]
-    if len(counted) < 2 or not telling or any(-(-length // expected) == n for length, n in telling):
+    telling = [-(-length // expected) == n for length, n in counted if n > 1 or length > expected]
+    if len(counted) < 2 or 2 * sum(telling) >= len(telling):
         return expected
-    fitting = [size for size in SIZES if all(-(-length // size) == n for length, n in counted)]
-    return fitting[0] if len(fitting) == 1 else expected
+    least = max(-(-length // n) for length, n in counted)
+    greatest = min(-(-length // (n - 1)) - 1 if n > 1 else MAX_TOKENS for length, n in counted)
+    if least > greatest:
+        fitting = {size: sum(-(-length // size) == n for length, n in counted) for size in SIZES}
+        best = max(fitting, key=lambda size: fitting[size])
+        return best if most_will_do and fitting[best] >= 0.9 * len(counted) else expected
+    sure = [size for size in SIZES if least <= size <= greatest]
+    if len(sure) == 1 or least == greatest:
+        return sure[0] if len(sure) == 1 else least
+    line = next(row.line for row in rows if row.hash_ids and -(-row.input_length // expected) != len(row.hash_ids))
+    problem = f"one id stands for {least} to {greatest} tokens and not for {expected}: say workload.block_tokens"
+    raise TraceError(name, line, "hash_ids", problem)
 
 
 def check_count(line: Line, row: TraceRow, block_tokens: int) -> TraceRow:

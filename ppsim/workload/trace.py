@@ -74,9 +74,12 @@ def read_trace(path: str | None, block_tokens: int = 512, how: Reading | None = 
     if how.layout is None and (how.time or how.prompt or how.output):
         lacking = "time" if how.time is None else "prompt"
         raise TraceError(name, 0, "columns", f"workload.columns.{lacking} is missing: name its column (--column)")
-    bad = BadLines(how.skip_bad_lines)
-    content = unpacked(name, load(path))
-    lines = rows_of_text(name, content, bad)
+    return trace_of(name, load(path), how, BadLines(how.skip_bad_lines))
+
+
+def trace_of(name: str, content: bytes, how: Reading, bad: BadLines) -> Trace:
+    """The trace that a content is; ``bad`` gathers what was left out. Raises TraceError."""
+    lines = rows_of_text(name, unpacked(name, content), bad)
     if not lines:
         if bad.errors:
             raise bad.errors[0]
@@ -99,7 +102,7 @@ def kind_of_content(content: bytes) -> str:
             return ""
         if lines[0].text.startswith("{"):
             record = json_object(lines[0])
-            return "Mooncake" if "timestamp" in record and "input_length" in record else kind_of_record(record)
+            return "Mooncake" if {"timestamp", "input_length"} <= set(record) else kind_of_record(record)
         layout = known_layout(lines[0])
         return next((name for name, known in KNOWN.items() if known is layout), "")
     except TraceError:
@@ -200,12 +203,12 @@ def parsed(name: str, lines: list[Line], how: Reading, bad: BadLines) -> tuple[l
 
 
 def known_layout(first: Line) -> Layout | None:
-    """The layout whose names the header has. Raises TraceError for a line that is no CSV."""
-    header = set(cells_of(first))
+    """The layout whose names the header has, whatever parts them. Raises TraceError for a line that is no CSV."""
     burst, azure = KNOWN["BurstGPT"], KNOWN["Azure"]
-    if {burst.time, burst.prompt, burst.output} <= header:
+    headers = [set(cells_of(first, delimiter)) for delimiter in DELIMITERS]
+    if any({burst.time, burst.prompt, burst.output} <= header for header in headers):
         return burst
-    return azure if header & {azure.time, azure.prompt, azure.output} else None
+    return azure if any(header & {azure.time, azure.prompt, azure.output} for header in headers) else None
 
 
 def parse_objects(

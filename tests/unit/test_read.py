@@ -272,6 +272,12 @@ LLAMA = {
     "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 99,
     "torch_dtype": "float16",
 }  # fmt: skip
+TAKES_IT = "ppsim run SCENARIO --trace FILE"
+TALK = {"id": "a", "conversations": [{"from": "human", "value": "12345678"}, {"from": "gpt", "value": "1234"}]}
+AIPERF = {
+    "metadata": {"request_start_ns": 1_759_813_207_532_900_363, "benchmark_phase": "profiling"},
+    "metrics": {"input_sequence_length": {"value": 55}, "output_sequence_length": {"value": 12}}, "error": None,
+}  # fmt: skip
 FILES: dict[str, tuple[str, str, str, str]] = {  # text, kind, a piece of what is read, a command (or none)
     "torch": (json.dumps({"schemaVersion": 1, "distributedInfo": {"rank": 3}, "traceEvents": EVENTS}),
               "trace of torch.profiler", "longest by name: gemm 2 ms, nccl:send 0.5 ms", ""),
@@ -294,7 +300,41 @@ FILES: dict[str, tuple[str, str, str, str]] = {  # text, kind, a piece of what i
     "burst": ("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
               "5,GPT-4,10,2,12,Conversation log\n",
               "request trace, BurstGPT's form", "1 request in 0 s", "ppsim run SCENARIO --trace FILE"),
-    "sharegpt": ('[{"id": "a", "conversations": []}]', "ShareGPT conversations", "1 conversation", ""),
+    "sharegpt": (json.dumps([TALK]), "request trace, ShareGPT's conversations",
+                 "1 request without times, 2 prompt and 1 output tokens", TAKES_IT),
+    "sharegpt lines": (f"{json.dumps(TALK)}\n{json.dumps(TALK)}\n", "request trace, ShareGPT's conversations",
+                       "2 requests without times", TAKES_IT),
+    "sharegpt about servers": (
+        json.dumps([{"conversations": [{"from": "human", "value": "python -m sglang.launch_server --model m"}]}]),
+        "request trace, ShareGPT's conversations", "1 request without times", TAKES_IT),
+    "chat": ('{"messages": [{"role": "user", "content": "12345678"}], "max_tokens": 7}\n' * 2,
+             "request trace, requests of texts", "2 requests without times, 4 prompt and 14 output tokens", TAKES_IT),
+    "batch": (json.dumps({"custom_id": "a", "body": {"prompt": "12345678", "max_tokens": 7}}) + "\n",
+              "request trace, requests of texts", "1 request without times, 2 prompt and 7 output", TAKES_IT),
+    "bailian": ('{"chat_id": 1, "parent_chat_id": -1, "timestamp": 0.5, "input_length": 40, "output_length": 2, '
+                '"type": "text", "turn": 1, "hash_ids": [1, 2, 3]}\n'
+                '{"chat_id": 2, "parent_chat_id": 1, "timestamp": 3.25, "input_length": 17, "output_length": 1, '
+                '"type": "text", "turn": 2, "hash_ids": [1, 2]}\n',
+                "request trace, Mooncake's form", "2 requests in 2.75 s, 57 prompt and 3 output", TAKES_IT),
+    "no outputs": ('{"timestamp": 0, "input_length": 9}\n', "request trace, Mooncake's form",
+                   "1 of 1 requests have no output", TAKES_IT),
+    "aiperf": (json.dumps(AIPERF) + "\n", "request trace, records of AIPerf",
+               "1 request in 0 s, 55 prompt and 12 output tokens", TAKES_IT),
+    "aiperf inputs": (json.dumps({"data": [{"session_id": "s", "payloads": [{"prompt": "1234", "max_tokens": 3}]}]},
+                                 indent=2), "request trace, inputs of AIPerf", "1 prompt and 3 output", TAKES_IT),
+    "aiperf sums": (json.dumps({"request_throughput": {"unit": "requests/sec", "avg": 2.5},
+                                "request_latency": {"unit": "ms", "avg": 11.5, "p50": 9}}, indent=1),
+                    "result of a serving benchmark", "request_latency (avg 11.5, p50 9, ms)", ""),
+    "bench with requests": (json.dumps({**BENCH, "input_lens": [4, 5], "output_lens": [1, 2]}),
+                            "result of a serving benchmark; as a request trace the lengths of its requests",
+                            "2 requests without times, 9 prompt and 3 output tokens", TAKES_IT),
+    "azure, other delimiter": ("TIMESTAMP;ContextTokens;GeneratedTokens\n2024-05-12 00:00:00+00:00;10;2\n",
+                               "request trace, Azure's form", "1 request in 0 s, 10 prompt", TAKES_IT),
+    "burst, other delimiter": ("Timestamp\tModel\tRequest tokens\tResponse tokens\n5\tGPT-4\t10\t0\n",
+                               "request trace, BurstGPT's form", "1 of 1 requests have no output", TAKES_IT),
+    "open array": ("[\n" + "".join(f"{json.dumps(event)},\n" for event in EVENTS), "Chrome trace",
+                   "longest by name: gemm 2 ms", ""),
+    "half array": ("[\n" + json.dumps(EVENTS)[1:-9], "Chrome or torch trace, cut or damaged", "no whole JSON", ""),
     "chunks": ("prefix,new_tokens,time_ms\n0,64,1\n", "measured chunks", "1 prefill sample", "ppsim fit FILE"),
     "steps": ('{"batch_size": 8, "context": 100, "step_ms": 7}\n', "measured chunks",
               "1 decode step", "ppsim fit FILE"),
@@ -328,7 +368,7 @@ def test_every_kind_is_named_read_and_sent_where_it_belongs(name: str, packed: b
     [
         (b"\x00\x01\x02PNG", "it has zero bytes: no text"),
         (b"\x1f\x8bxx", "as gzip it is damaged"),
-        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"\x28\xb5\x2f\xfd", "zstd -d"),  # damaged, or nothing there that reads it
         (b"[1, 2", ""),
         (b'{"a": 1}', "its keys: a"),
         (b"nothing that means anything", ""),
@@ -388,3 +428,13 @@ def test_every_log_and_launch_line_is_recognised() -> None:
         assert told.text()
         json.dumps(told.to_dict(), default=str)
         assert ("launch line" in told.kind) == (row.kind == "launch"), row.path
+
+
+@pytest.mark.parametrize("name", ["sharegpt", "aiperf", "aiperf sums", "mooncake", "azure", "array", "open array"])
+def test_fit_says_what_a_file_without_samples_is(name: str, tmp_path: Path) -> None:
+    text, kind, _, command = FILES[name]
+    (tmp_path / "x").write_text(text)
+    result = CliRunner().invoke(app, ["fit", str(tmp_path / "x")])
+    assert result.exit_code == 2
+    takes = command.replace("FILE", str(tmp_path / "x")) or "no command"
+    assert f"It is: {kind}; it belongs to: {takes}" in result.output

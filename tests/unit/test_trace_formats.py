@@ -152,3 +152,48 @@ def test_a_file_of_bad_lines_alone_is_refused(tmp_path: Path) -> None:
     (tmp_path / "t").write_text("{}\n{}\n")
     with pytest.raises(TraceError, match="no fields"):
         read_trace(str(tmp_path / "t"), 512, Reading(skip_bad_lines=True))
+
+
+def blocks(size: int, lengths: range) -> str:
+    """A trace whose prompts have an id for each ``size`` tokens."""
+    rows = [
+        {"timestamp": 1000 * n, "input_length": x, "output_length": 1, "hash_ids": list(range(-(-x // size)))}
+        for n, x in enumerate(lengths)
+    ]
+    return "".join(f"{json.dumps(row)}\n" for row in rows)
+
+
+@pytest.mark.parametrize("size", [24, 1000])
+def test_a_block_size_that_is_no_power_of_two_is_found_or_asked_for(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "x"
+    path.write_text(blocks(size, range(3, 5 * size, size // 2 + 1)))  # rows that several sizes fit
+    with pytest.raises(TraceError, match=r"one id stands for \d+ to \d+ tokens .*say workload.block_tokens") as caught:
+        read_trace(str(path))
+    least, greatest = (
+        int(word) for word in str(caught.value).split("stands for ")[1].split(" tokens")[0].split(" to ")
+    )
+    assert least <= size <= greatest
+    assert len(read_trace(str(path), block_tokens=size).rows) > 5
+    path.write_text(blocks(size, range(size * 2, size * 2 + 2)))  # 2 sizes and the next prompt needs a block more
+    assert read_trace(str(path)).block_tokens == size
+
+
+def test_a_bad_line_does_not_hide_the_block_size(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    bad = '{"timestamp": 99, "input_length": 90, "output_length": 1, "hash_ids": [7]}\n'
+    path.write_text(blocks(16, range(1, 200, 3)) + bad)
+    trace = read_trace(str(path), how=Reading(skip_bad_lines=True))
+    assert trace.block_tokens == 16
+    assert len(trace.rows) == len(range(1, 200, 3))
+    assert "1 bad lines skipped" in " ".join(trace.warnings)
+    assert "has 1 ids, but input_length 90 needs 6 blocks of 16" in " ".join(trace.warnings)
+
+
+def test_a_known_header_with_another_delimiter_is_known(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_text("TIMESTAMP;ContextTokens;GeneratedTokens\n2024-05-12 00:00:00+05:45;10;\n")
+    (row,) = read_trace(str(path)).rows
+    assert (row.input_length, row.output_length, row.no_output) == (10, 1, True)
+    path.write_text("Timestamp\tModel\tRequest tokens\tResponse tokens\n5\tGPT-4\t10\t3\n")
+    (row,) = read_trace(str(path)).rows
+    assert (row.at_ns, row.input_length, row.output_length) == (5 * 10**9, 10, 3)
