@@ -74,7 +74,7 @@ def what_it_is(file: str) -> str:
     from ppsim.cli.recognise import recognise
 
     told = recognise(file) if is_file(file) else None
-    if told is None or not told.kind or any("ppsim fit" in command for command in told.give_to):
+    if told is None or not told.kind or told.kind.startswith("measured") or "ppsim fit" in " ".join(told.give_to):
         return ""
     return f". It is: {told.kind}; it belongs to: {'; '.join(told.give_to) or 'no command'}"
 
