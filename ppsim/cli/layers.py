@@ -81,6 +81,7 @@ def kind_lines(shape: ModelShape, kinds: list[KindRow]) -> list[str]:
             f"{row.kind:<{width}} {row.num_layers:>6} {row.params / 1e6:>9.1f} {row.active_params / 1e6:>9.1f} "
             f"{row.kv_bytes_per_token:>10,.0f} {row.state_bytes:>10,.0f} {row.prefill_ms:>9.3f} {row.decode_ms:>9.4f}"
         )
+    lines.append("decode ms is a lower bound: no kernel costs anything to start (ppsim compare --concurrency has that)")
     return lines
 
 

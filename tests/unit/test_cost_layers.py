@@ -114,3 +114,9 @@ def test_bad_input_is_one_message(words: tuple[str, ...], told: str) -> None:
     assert (code, out) == (2, "")
     assert told in err
     assert err.count("\n") == 1
+
+
+def test_the_time_of_a_decode_step_is_told_to_be_a_lower_bound() -> None:
+    code, out, err = printed("--model", "qwen3-8b", "--pp", "2", "--tp", "1")
+    assert code == 0, err
+    assert "decode ms is a lower bound: no kernel costs anything to start" in out
