@@ -139,7 +139,7 @@ def check_checkpoint(scenario: Scenario, folder: str) -> None:
 def check_memory(scenario: Scenario) -> None:
     """All stages share the memory of this machine; a process that is killed for memory tells nobody why."""
     layers = partition_of(scenario)
-    weights = kv = 0
+    weights = kv = 0.0
     for rank, num_layers in enumerate(layers):
         weights += stage_weight_bytes(scenario, rank)
         kv += local_capacity_tokens(scenario, rank) * num_layers * kv_bytes_per_token_and_layer(scenario)
