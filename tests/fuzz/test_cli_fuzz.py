@@ -225,9 +225,9 @@ def test_a_nondeterministic_plugin_is_named_as_such_with_exit_code_4() -> None:
     assert result.stdout.startswith("FAIL  nondeterminism  nondeterminism  seed 0  example ")
     assert "first difference: " in result.stdout
     assert "keep " not in result.stdout
-    again = ppsim("replay here/repro_nondeterminism_0.json")
+    replays = (ppsim("replay here/repro_nondeterminism_0.json") for _ in range(30))  # two runs may be alike by chance
+    again = next(r for r in replays if r.stdout.endswith("two runs differ again\n"))
     assert again.exit_code == 4
-    assert again.stdout.endswith("two runs differ again\n")
     kept = ppsim("replay here/repro_nondeterminism_0.json --emit-test")
     assert (kept.exit_code, kept.stdout) == (2, "")
 
