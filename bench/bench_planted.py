@@ -24,12 +24,20 @@ from ppsim.planted import Planted, all_bugs
 BUDGET_S = 60.0
 MAX_REQUESTS = MAX_STAGES = 3
 
-WHY_LARGER: dict[str, str] = {}
+WHY_LARGER: dict[str, str] = {
+    "chunk_beyond_memory": "six prompts fill the pool of its example; the shrinker could leave none of them out",
+    "store_out_of_order": "with a stage less the first rank looks at other times; the shrinker could take none away",
+}
 """Why a bug needs more than three requests or stages, for each that does."""
 
 WHY_OTHER: dict[str, str] = {
     "rejection_not_told": "nobody stops the sender, which writes to pages that were given back before a wait must end",
     "barrier_in_each_iteration": "the barrier closes a ring of waiting ranks before its length can be measured",
+    "evicted_before_sent": "it gives pages back where no phase may, which is compared between iterations first",
+    "failure_not_told": "as `rejection_not_told`: pages that were given back are written",
+    "full_flag_stays": "a slot that stays shut launches another batch, and that is compared first",
+    "joins_another_slot": "the other slot launches another batch, and that is compared first",
+    "release_waits_for_own_poll": "a rank keeps what it has not seen, and pages are held against the transfer first",
     "cancelled_output_not_received": "the output that nobody took stays in the way of the next one",
     "conclusion_not_repeated": "the receiver waits for ever for what is not sent",
     "decodes_first": "the visit that does not try a prefill leaves the slot open, and that is compared first",
