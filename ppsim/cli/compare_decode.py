@@ -100,7 +100,7 @@ def decode_text(found: Comparison) -> list[str]:
 def row(gb_per_s: str, name: str, s: DecodeStanding, num_served: int) -> str:
     text = (
         f"{gb_per_s:>9} {name:<22} {s.itl_s * 1e3:>#8.4g} {s.output_tokens_per_s:>10,.0f} {s.speedup:>7.2f}x"
-        f" {s.num_fit:>6}"
+        f" {'any' if s.num_fit is None else s.num_fit:>6}"
     )
     if s.served is not None:
         v = s.served

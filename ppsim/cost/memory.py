@@ -72,6 +72,14 @@ class Capacity:
     def num_tokens(self) -> int:
         return self.limiting.num_tokens
 
+    def num_requests(self, num_tokens: int) -> int | None:
+        """Requests of so many tokens each whose cache and states are held at once, no prefix kept; None: any number,
+        because no layer keeps anything."""
+        limits = [s.num_slots for s in self.stages if s.num_slots is not None]
+        if self.num_tokens < NO_LIMIT:
+            limits.append(max(0, self.num_tokens // num_tokens))
+        return min(limits, default=None)
+
     def require(self, num_tokens: int = 1) -> Capacity:
         """Self, or ScenarioError that says which stage lacks how many GB for ``num_tokens`` tokens of cache."""
         lacking = [(s.stage, num_tokens * s.kv_bytes_per_token - s.free_bytes) for s in self.stages]

@@ -48,7 +48,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStanding:
-    """One way at one bandwidth. ``num_fit``: requests of full length whose KV is held; None: no cache at all."""
+    """One way at one bandwidth. ``num_fit``: requests of full length whose KV and states are held; None: nothing is kept."""
 
     way: str
     split: Split
@@ -56,7 +56,7 @@ class DecodeStanding:
     itl_s: float
     output_tokens_per_s: float
     speedup: float
-    num_fit: int
+    num_fit: int | None
     served: Served | None
     not_served: str = ""
 
@@ -91,9 +91,9 @@ def standing(
     itl_s = steady_itl_s(field_, split, gb_per_s)
     rate = asked.concurrency / itl_s
     room = model_capacity(field_.shape, field_.gpu, field_.partition(split), split.tp_size, MEM_FRACTION)
-    num_fit = room.num_tokens // (field_.q.prompt + asked.output)
+    num_fit = room.num_requests(field_.q.prompt + asked.output)
     served, why_not = None, ""
-    if asked.num_served and num_fit:
+    if asked.num_served and num_fit != 0:
         served = serve(serving_scenario(field_, split, gb_per_s))
     elif asked.num_served:
         why_not = "no request fits into the memory"

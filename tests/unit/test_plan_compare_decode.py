@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -179,3 +180,28 @@ def test_flags_that_mean_nothing_are_refused_by_name(words: list[str], message: 
     assert result.exit_code == 2
     assert message in result.stderr
     assert "Traceback" not in result.stderr
+
+
+MAMBA2_27B = {
+    "model_type": "mamba2",
+    "architectures": ["Mamba2ForCausalLM"],
+    "hidden_size": 2560, "num_hidden_layers": 64, "vocab_size": 50288, "state_size": 128, "num_heads": 80,
+    "head_dim": 64, "expand": 2, "n_groups": 1, "conv_kernel": 4, "tie_word_embeddings": True,
+}
+
+
+def test_requests_that_fit_are_those_whose_states_fit(tmp_path: Path) -> None:
+    """Mamba-2 2.7B keeps no KV: 80 heads x 64 x 128 states of 4 bytes and 3 inputs of 5,376 channels a layer. They have
+    0.9 / 1.9 of what the weights leave of 0.85 x 80 GB; tp 2 cuts both."""
+    (tmp_path / "config.json").write_text(json.dumps(MAMBA2_27B))
+    found = compare(Question(str(tmp_path), "h100", 4, PROMPT, tp_size=2, decode=Decode(8, 16))).decode
+    assert found is not None
+    state = 64 * (80 * 64 * 128 * 4 + 3 * 5376 * 2) / 2
+    assert found.base.num_fit == pytest.approx((0.85 * 80e9 - 2.7e9 * 2 / 2) * 0.9 / 1.9 / state, abs=1)
+
+
+def test_of_a_model_that_does_not_fit_no_request_fits() -> None:
+    found = compare(Question("deepseek-v3.1", "h20", 32, link_gb_per_s=(50.0,), decode=Decode(8, 16))).decode
+    assert found is not None
+    assert found.base.num_fit == 0
+    assert {s.way: s.num_fit for s in found.standings}["pp"] not in (0, None)
