@@ -48,7 +48,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class DecodeStanding:
-    """One way at one bandwidth. ``num_fit``: requests of full length whose KV and states are held; None: nothing is kept."""
+    """One way at one bandwidth. ``num_fit``: requests of full length that memory holds; None: nothing is kept."""
 
     way: str
     split: Split

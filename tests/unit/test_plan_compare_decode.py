@@ -185,8 +185,16 @@ def test_flags_that_mean_nothing_are_refused_by_name(words: list[str], message: 
 MAMBA2_27B = {
     "model_type": "mamba2",
     "architectures": ["Mamba2ForCausalLM"],
-    "hidden_size": 2560, "num_hidden_layers": 64, "vocab_size": 50288, "state_size": 128, "num_heads": 80,
-    "head_dim": 64, "expand": 2, "n_groups": 1, "conv_kernel": 4, "tie_word_embeddings": True,
+    "hidden_size": 2560,
+    "num_hidden_layers": 64,
+    "vocab_size": 50288,
+    "state_size": 128,
+    "num_heads": 80,
+    "head_dim": 64,
+    "expand": 2,
+    "n_groups": 1,
+    "conv_kernel": 4,
+    "tie_word_embeddings": True,
 }
 
 
