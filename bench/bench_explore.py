@@ -20,7 +20,7 @@ from shlex import quote
 from typing import Any
 
 from ppsim.fuzz.explore import Exploration, explore, parse_bounds
-from ppsim.planted import all_bugs, hooks_for
+from ppsim.plugin import all_bugs, load
 from ppsim.scenario.load import load_scenario
 
 SCENARIO = "explore_release"
@@ -44,7 +44,7 @@ class Configuration:
     def run(self, bug: str = "") -> Exploration:
         raw = load_scenario(SCENARIO, self.sets).model_dump(mode="json", exclude_unset=True)
         bounds = parse_bounds(list(self.bounds), reduced=self.reduced)
-        return explore(raw, bounds, hooks_for([bug] if bug else []))
+        return explore(raw, bounds, load([bug] if bug else []).change)
 
 
 DECODE = ("disaggregation.role=decode", "disaggregation.num_reserved_decode_tokens=4")

@@ -75,7 +75,7 @@ def simulation(experiment: Experiment, run: dict[str, bool]) -> Callable[[], Any
     raw["run"] |= run
     scenario = validate(raw)
     return lambda: simulate(
-        scenario, hooks=Hooks, choices=RecordingChoices(experiment.chooser.choices(experiment.tape))
+        scenario, change=Hooks, choices=RecordingChoices(experiment.chooser.choices(experiment.tape))
     )
 
 

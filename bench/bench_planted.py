@@ -19,7 +19,7 @@ from typing import Any
 
 from ppsim.fuzz.campaign import Order, run_campaign
 from ppsim.fuzz.experiment import run_experiment
-from ppsim.planted import Planted, all_bugs
+from ppsim.plugin import Planted, all_bugs
 
 BUDGET_S = 60.0
 MAX_REQUESTS = MAX_STAGES = 3

@@ -44,7 +44,7 @@ def simulated(keys: dict[str, Any], hooks: type[Hooks] = Hooks, *, must_pass: bo
     raw: dict[str, Any] = {}
     for key, value in {**UNIT, **keys}.items():
         put(raw, key, value)
-    result = simulate(validate(raw), hooks=hooks)
+    result = simulate(validate(raw), change=hooks)
     assert result.verdict.kind == "pass" or not must_pass, result.verdict.message
     return result
 

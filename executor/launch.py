@@ -32,9 +32,8 @@ from executor.worker import HOST, Job, Report, run_rank
 from ppsim.check.progress import Stuck
 from ppsim.check.watch import StopRun
 from ppsim.core.errors import CoreError
-from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Input
-from ppsim.errors import PpsimError, RankDied, ScenarioError, UsageError
+from ppsim.errors import PpsimError, RankDied, UsageError
 from ppsim.recording import Recording, Verdict
 from ppsim.scenario import Scenario
 from ppsim.scenario.rank import rank_config
@@ -82,18 +81,18 @@ def execute(
     progress: Progress | None = None,
     start_method: str = "spawn",
     stall_s: float = STALL_S,
-    hooks: Callable[[int, int], Hooks] = Hooks,
+    changes: tuple[str, ...] = (),
+    plugin: str | None = None,
 ) -> ExecutionResult:
     """Run ``scenario`` to its end.
 
     ``model_dir`` overrides ``model.path``. ``inputs_by_iteration`` replays recorded inputs; else ``arrivals`` (default:
     the scenario's workload) come live. ``port``: of the rendezvous store, None: a free one. ``progress`` is called with
-    (ended requests, all requests). ``hooks`` makes the plug-in of each rank from (pp_rank, tp_rank); it must be
-    importable in the rank's process. Raises UsageError and RankDied as the head of this file says.
+    (ended requests, all requests). ``changes``: planted bugs by name and classes as "module:Class", ``plugin``: a file
+    (docs/plugins.md), besides the scenario's bugs; every rank loads them in its own process. Raises UsageError and
+    RankDied as the head of this file says.
     """
     scenario = prepared(scenario, model_dir, device)
-    if scenario.bugs and hooks is not Hooks:
-        raise ScenarioError("bugs", "cannot be combined with hooks of the caller's own", "give the one or the other")
     pp_size = scenario.cluster.pp_size
     recording = Recording(pp_size, name=scenario.name, seed=scenario.seed, world="exec")
     if scenario.run.invariants:
@@ -126,7 +125,8 @@ def execute(
                 live if first else (),
                 scripted if first else (),
                 inputs if first else None,
-                hooks,
+                changes,
+                plugin,
                 pulse,
             )
             ours, theirs = context.Pipe(duplex=False)

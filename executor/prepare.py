@@ -9,11 +9,11 @@ import torch
 
 from executor.checkpoint import check_tensors, checkpoint_model, tensor_index
 from executor.model import FAMILIES, dtype_of
-from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Input, NewRequest
+from ppsim.core.surroundings import ONLY_SIMULATED, Surroundings
 from ppsim.core.tokens import count, unpack
 from ppsim.errors import ScenarioError, UsageError
-from ppsim.planted import bug
+from ppsim.plugin import bug
 from ppsim.recording import Recording
 from ppsim.scenario import Scenario
 from ppsim.scenario.check import check_scenario
@@ -111,15 +111,11 @@ def check_key(scenario: Scenario, folder: str | None) -> None:
         )
 
 
-WORLD_HOOKS = ("store_age_ns", "write_begins_ns", "transfer_drains", "tells_peer", "lease_ends")
-"""Hooks that a rank never asks: they are about how the simulated world's store and transfers behave."""
-
-
 def check_bugs(scenario: Scenario) -> None:
     """Real processes run the planted bugs of ranks; what a bug does to a world is the simulated world's."""
     for name in scenario.bugs:
-        hooks = bug(name).hooks
-        mine = [hook for hook in WORLD_HOOKS if getattr(hooks, hook) is not getattr(Hooks, hook)]
+        worlds = [cls for cls in bug(name).classes if issubclass(cls, Surroundings)]
+        mine = [key for key in ONLY_SIMULATED for cls in worlds if getattr(cls, key) is not getattr(Surroundings, key)]
         if mine:
             problem = f"{name!r} changes {mine[0]}, which only the simulated world asks"
             raise ScenarioError("bugs", problem, "ppsim run has it; ppsim exec runs bugs of the ranks themselves")

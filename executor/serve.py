@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
 from traceback import format_exc
@@ -28,12 +27,12 @@ from executor.watchdog import attach
 from executor.worker import HOST, Job, Report
 from ppsim.check.verdicts import calls_of
 from ppsim.check.watch import StopRun
+from ppsim.core import surroundings as behaviour_of
 from ppsim.core.errors import CoreError
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import build_rank, event_loop_pp
+from ppsim.core.loop import event_loop_pp
 from ppsim.core.outcome import Verdict
 from ppsim.errors import PpsimError, UsageError
-from ppsim.planted import hooks_for
+from ppsim.plugin import load
 from ppsim.recording import Recording
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 
@@ -44,11 +43,12 @@ FOREVER = timedelta(days=365)  # an idle rank waits as long as no client sends a
 def attempt(rank: int, job: Job, status: Status) -> Report:
     """Run the rank; every exception becomes a report."""
     recording = Recording(job.scenario.cluster.pp_size, name=job.scenario.name, seed=job.scenario.seed, world="exec")
-    core = build_rank(rank_config(job.scenario, rank), hooks_of(job)(rank, 0))
+    change = load((*job.scenario.bugs, *job.changes), job.plugin).change
+    core = change.rank(rank_config(job.scenario, rank))
     place = Place(core, job.scenario)
     ended = Report(rank, recording, is_audited=job.scenario.run.invariants)
     try:
-        verdict = serve(place, job, status, recording)
+        verdict = serve(place, job, status, recording, change.surroundings())
         return replace(ended, verdict=verdict, records=tuple(place.records))
     except PeerLost as lost:
         error = PpsimError(f"lost rank {lost.peer} while {lost.doing} it")
@@ -61,12 +61,9 @@ def attempt(rank: int, job: Job, status: Status) -> Report:
         return Report(rank, error=PpsimError(f"{type(unknown).__name__}: {unknown}"), trace=format_exc())
 
 
-def hooks_of(job: Job) -> Callable[[int, int], Hooks]:
-    """The plug-in that was given, or the planted bugs of the scenario."""
-    return hooks_for(job.scenario.bugs) if job.scenario.bugs else job.hooks
-
-
-def serve(place: Place, job: Job, status: Status, recording: Recording) -> Verdict | None:
+def serve(
+    place: Place, job: Job, status: Status, recording: Recording, behaviour: behaviour_of.Surroundings
+) -> Verdict | None:
     """Load, connect, run the event loop to its end, leave together. The reply is what this rank left behind, if any."""
     torch.set_num_threads(1)
     core = place.rank
@@ -84,7 +81,7 @@ def serve(place: Place, job: Job, status: Status, recording: Recording) -> Verdi
     store = consensus_store(rank, job)
     transport = Transport(rank, device)
     timer = ForwardTimer(start_ns, device)
-    surroundings = Surroundings(core, scenario, timer.now_ns, store)
+    surroundings = Surroundings(core, scenario, timer.now_ns, store, behaviour)
     client = client_of(job, timer)
     place.facts, place.stored, place.now_ns = surroundings.facts, surroundings.stored, timer.now_ns
     answers = Answers(

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from executor.store import ConsensusStore
+from ppsim.core import surroundings as behaviour_of
 from ppsim.core.consensus import KVPoll
 from ppsim.core.rank import Rank
 from ppsim.scenario import Scenario
@@ -22,9 +23,17 @@ NS_PER_MS = 1_000_000
 class Surroundings:
     """Answers Observe, AwaitLocal and Act of one rank."""
 
-    def __init__(self, core: Rank, scenario: Scenario, now_ns: Callable[[], int], store: ConsensusStore | None) -> None:
+    def __init__(
+        self,
+        core: Rank,
+        scenario: Scenario,
+        now_ns: Callable[[], int],
+        store: ConsensusStore | None,
+        behaviour: behaviour_of.Surroundings,
+    ) -> None:
         self.core, self.scenario, self.now_ns, self.store = core, scenario, now_ns, store
-        core.hooks.wall_clock_ns = now_ns
+        core.policy.wall_clock_ns = now_ns
+        self.behaviour = behaviour
         self.rank = core.link.rank_id
         self.facts = Facts(scenario.observations, SeededChoices(scenario.seed))
         self.stored: dict[str, list[int | None]] = {}  # statuses that the last look found, by request
@@ -36,7 +45,7 @@ class Surroundings:
         match what:
             case "clock_ms":
                 skew = self.scenario.faults.clock_skew_ms
-                return (self.core.hooks.clock_ms(self.now_ns() // NS_PER_MS + (skew[me] if skew else 0)),)
+                return (self.behaviour.clock_ms(me, self.now_ns() // NS_PER_MS + (skew[me] if skew else 0)),)
             case "grammar":
                 return tuple(facts.grammar(me, iteration, rid) for rid in keys)
             case "sender":
@@ -49,7 +58,7 @@ class Surroundings:
     def decision(self, store: ConsensusStore, rid: str) -> int:
         """What the store says of a request, from the statuses that have reached the first rank by now."""
         self.stored[rid] = statuses = store.collect(rid)
-        return self.core.hooks.store_decision(statuses)
+        return self.behaviour.store_decision(rid, statuses)
 
     def report(self, iteration: int) -> None:
         """Put this rank's sender statuses, as they are in this iteration, into the store."""

@@ -11,14 +11,13 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 
 from executor.status import Status
 from executor.watchdog import Pulse
 from ppsim.check.together import Record
-from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Call, Input
 from ppsim.core.outcome import Verdict
 from ppsim.recording import Recording
@@ -38,7 +37,8 @@ class Job:
     arrivals: tuple[Arrival, ...] = ()
     controls: tuple[Control, ...] = ()
     inputs: Mapping[int, tuple[Input, ...]] | None = None
-    hooks: Callable[[int, int], Hooks] = Hooks
+    changes: tuple[str, ...] = ()  # bugs by name, classes as module:Class; each rank loads them itself
+    plugin: str | None = None
     pulse: Pulse | None = None
 
 

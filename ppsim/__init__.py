@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from ppsim.api.plans import ChunkPlan, Compared, Tuned, chunk_plan, compare, tune
     from ppsim.api.run import Drawing, Run, diff, read_run
     from ppsim.api.simulation import load, simulate
-    from ppsim.core.hooks import Hooks as Policy
+    from ppsim.core.policy import Policy
     from ppsim.errors import PluginError, PpsimError, ScenarioError, TraceError, UsageError
-    from ppsim.planted.registry import planted
+    from ppsim.plugin import planted
     from ppsim.recording.reader import RecordingError
     from ppsim.scenario.tree import Scenario
     from ppsim.sglang.launch import read_launch
@@ -67,7 +67,9 @@ _PLACES = {
     "ppsim.api.plans": ("ChunkPlan", "Compared", "Tuned", "chunk_plan", "compare", "tune"),
     "ppsim.api.run": ("Drawing", "Run", "diff", "read_run"),
     "ppsim.api.simulation": ("load", "simulate"),
+    "ppsim.core.policy": ("Policy",),
     "ppsim.errors": ("PluginError", "PpsimError", "ScenarioError", "TraceError", "UsageError"),
+    "ppsim.plugin": ("planted",),
     "ppsim.recording.reader": ("RecordingError",),
     "ppsim.scenario.tree": ("Scenario",),
     "ppsim.sglang.launch": ("read_launch",),
@@ -75,9 +77,9 @@ _PLACES = {
 }
 _PLACE_OF = {name: module for module, names in _PLACES.items() for name in names}
 
-# Two packages of the house have the name of a public function. Whoever imports such a package puts it in the place of
-# the name, so the package itself is what can be called: package -> where the function is, and its name there.
-_CALLED = {"fuzz": ("ppsim.api.campaign", "fuzz"), "planted": ("ppsim.planted.registry", "planted")}
+# A package of the house has the name of a public function. Whoever imports such a package puts it in the place of the
+# name, so the package itself is what can be called: package -> where the function is, and its name there.
+_CALLED = {"fuzz": ("ppsim.api.campaign", "fuzz")}
 
 
 class _CalledPackage(ModuleType):
@@ -89,7 +91,7 @@ class _CalledPackage(ModuleType):
 
 
 class _Ppsim(ModuleType):
-    """This package: it makes the two packages callable as soon as somebody imports them."""
+    """This package: it makes such a package callable as soon as somebody imports them."""
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _CALLED and type(value) is ModuleType:
@@ -111,10 +113,6 @@ def __getattr__(name: str) -> Any:
             return version("ppsim")
         except PackageNotFoundError:
             return "unknown"
-    if name == "Policy":
-        from ppsim.core.hooks import Hooks
-
-        return Hooks
     if name not in _PLACE_OF:
         raise AttributeError(f"module 'ppsim' has no attribute {name!r}")
     value = getattr(import_module(_PLACE_OF[name]), name)

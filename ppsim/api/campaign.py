@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any
 
-from ppsim.api.policies import Change, PolicyLike, change_of
+from ppsim.api.policies import Changes, PolicyLike, changes_of
 from ppsim.api.run import Run
 from ppsim.api.simulation import ScenarioLike, load, simulated
 from ppsim.errors import UsageError
@@ -43,7 +43,7 @@ class Found:
     """A failure, shrunk. ``finding`` has all of it (``ppsim.fuzz.campaign``)."""
 
     finding: Finding
-    change: Change
+    change: Changes
 
     @property
     def rule(self) -> str:
@@ -157,7 +157,7 @@ def fuzz(
         raise UsageError(f"skip {skip}: examples come in rounds of {ROUND}; give a multiple of it")
     if profile is not None:
         profile_named(profile)
-    change = change_of(policy, bugs)
+    change = changes_of(policy, bugs)
     chosen_profile = profile_of_bugs(profile, [(b.name, b.profile) for b in change.planted()])
     order = Order(
         chosen_profile,
@@ -209,11 +209,11 @@ def explore(
         raise UsageError(f"{loaded.name}: explore needs scripted requests (workload.source = 'requests')")
     if budget_s is not None and not 0 < budget_s < float("inf"):
         raise UsageError(f"budget_s {budget_s:g}: must be a number of seconds more than 0")
-    hooks = change_of(policy).hooks(loaded.bugs)
+    changed = changes_of(policy).loaded(loaded.bugs).change
     raw = loaded.model_dump(mode="json", exclude_unset=True)
     raw.pop("bugs", None)
     given = parse_bounds([bounds] if isinstance(bounds, str) else list(bounds), reduced=not unreduced)
-    found = run_all(raw, chosen(raw, given, hooks), hooks, budget_s=budget_s)
+    found = run_all(raw, chosen(raw, given, changed), changed, budget_s=budget_s)
     if found.is_cut and not found.findings:
         raise KeyboardInterrupt
     return found

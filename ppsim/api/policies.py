@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeAlias
 
-from ppsim.core.hooks import Hooks
+from ppsim.core.policy import Policy
 from ppsim.errors import UsageError
-from ppsim.planted.registry import MARK, Planted, bug, check_hooks, hooks_for, load_plugin
+from ppsim.plugin import Loaded, Planted, bug, load, load_plugin
+from ppsim.plugin.declare import MARK
+from ppsim.plugin.loader import check_class, right_class
 
-PolicyLike: TypeAlias = "type[Hooks] | str | os.PathLike[str] | Sequence[type[Hooks]] | None"
-"""A subclass of ``ppsim.Policy``, several of them (the first wins), the path of a plug-in file, or none."""
+PolicyLike: TypeAlias = "type | str | os.PathLike[str] | Sequence[type] | None"
+"""A subclass of ``ppsim.Policy`` or of a part of a rank, several of them (the first wins), the path of a plug-in file,
+or none."""
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class Changes:
     """What a caller changes of the scheduler: classes, or a file, and planted bugs by name."""
 
-    policies: tuple[type[Hooks], ...] = ()
+    policies: tuple[type, ...] = ()
     plugin: str | None = None
     module: ModuleType | None = None
     bugs: tuple[str, ...] = ()
@@ -34,34 +37,31 @@ class Change:
         named = [bug(name, self.module) for name in self.bugs]
         return named + [vars(policy)[MARK] for policy in self.policies if MARK in vars(policy)]
 
-    def hooks(self, bugs: Iterable[str] = ()) -> Callable[[int, int], Hooks]:
-        """A factory of each rank's hooks, with the bugs of a scenario besides. Raises UsageError."""
-        try:
-            return hooks_for([*self.bugs, *bugs], self.module, self.policies)
-        except TypeError as error:  # two classes whose common subclass cannot be made
-            names = ", ".join(policy.__name__ for policy in self.policies)
-            raise UsageError(f"policies {names} cannot be combined: {error}") from None
+    def loaded(self, bugs: Iterable[str] = ()) -> Loaded:
+        """What ranks are built with, with the bugs of a scenario besides. Raises UsageError."""
+        beside = [cls for entry in self.planted() for cls in entry.classes[1:]]
+        return load([*self.bugs, *bugs], self.module, [*self.policies, *beside])
 
 
-def change_of(policy: PolicyLike, bugs: Iterable[str] = ()) -> Change:
-    """What ``policy`` and ``bugs`` mean. Raises UsageError for what is no policy, and for a misspelt hook or bug."""
+def changes_of(policy: PolicyLike, bugs: Iterable[str] = ()) -> Changes:
+    """What ``policy`` and ``bugs`` mean. Raises UsageError for what is no policy, and for a misspelt method or bug."""
     named = (bugs,) if isinstance(bugs, str) else tuple(dict.fromkeys(bugs))
     if isinstance(policy, str | os.PathLike):
-        change = Change(plugin=os.fspath(policy), module=load_plugin(os.fspath(policy)), bugs=named)
+        changes = Changes(plugin=os.fspath(policy), module=load_plugin(os.fspath(policy)), bugs=named)
     else:
         given = () if policy is None else tuple(policy) if isinstance(policy, Sequence) else (policy,)
         classes = dict.fromkeys(checked_policy(one) for one in given)
-        change = Change(tuple(one for one in classes if one is not Hooks), bugs=named)
-    change.planted()  # an unknown name is told here
-    return change
+        changes = Changes(tuple(one for one in classes if one is not Policy), bugs=named)
+    changes.planted()  # an unknown name is told here
+    return changes
 
 
-def checked_policy(policy: object) -> type[Hooks]:
-    """The class. Raises UsageError for no subclass of Policy, one that cannot be made, and a misspelt hook."""
-    if not isinstance(policy, type) or not issubclass(policy, Hooks):
-        hint = "give the class itself, every rank makes its own" if isinstance(policy, Hooks) else "see docs/plugins.md"
+def checked_policy(policy: object) -> type:
+    """The class. Raises UsageError for what is no policy and no part, what cannot be made, and a misspelt method."""
+    if not isinstance(policy, type) or right_class(policy) is None:
+        hint = "give the class itself, every rank makes its own" if right_class(type(policy)) else "see docs/plugins.md"
         raise UsageError(
             f"policy: expected a subclass of ppsim.Policy or the path of a plug-in, got {policy!r}; {hint}"
         )
-    check_hooks(policy.__module__, policy)
+    check_class(policy.__module__, policy)
     return policy

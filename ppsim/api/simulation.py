@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ppsim.api.keys import pairs_of, plain
-from ppsim.api.policies import Change, PolicyLike, change_of
+from ppsim.api.policies import Changes, PolicyLike, changes_of
 from ppsim.api.run import Run
 from ppsim.errors import PpsimError, UsageError
 from ppsim.fuzz.experiment import Experiment, crash_of
@@ -67,7 +67,7 @@ def simulate(scenario: ScenarioLike | Experiment, /, *, policy: PolicyLike = Non
     A failure of the protocol is no exception but the run's ``verdict``. Raises ScenarioError, TraceError or UsageError
     for bad input, PluginError for a policy that raises (the exception is its cause).
     """
-    change = change_of(policy)
+    change = changes_of(policy)
     choices: Choices | None = None
     if isinstance(scenario, Experiment):
         choices = scenario.chooser.choices(scenario.tape)
@@ -77,11 +77,11 @@ def simulate(scenario: ScenarioLike | Experiment, /, *, policy: PolicyLike = Non
     return Run(result.recording, result.verdict, loaded)
 
 
-def simulated(scenario: Scenario, change: Change, choices: Choices | None = None) -> SimulationResult:
+def simulated(scenario: Scenario, change: Changes, choices: Choices | None = None) -> SimulationResult:
     """The world's run; what a changed scheduler raises is its own failure: PluginError."""
-    hooks = change.hooks(scenario.bugs)
+    made = change.loaded(scenario.bugs)
     try:
-        return simulate_world(scenario, hooks=hooks, choices=choices)
+        return simulate_world(scenario, change=made.change, choices=choices)
     except PpsimError:
         raise
     except (Exception, SystemExit) as error:

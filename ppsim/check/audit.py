@@ -17,9 +17,9 @@ from ppsim.core.batch import ForwardBatch
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import AbortReq, Lane, Message, Meta, NewRequest, Output, Verdict
+from ppsim.core.pd_phases import TERMINAL_VOTES
 from ppsim.core.request import State
 from ppsim.core.scheduler import causes, limits, state_parts
-from ppsim.core.votes import TERMINAL_VOTES
 
 
 class Audit:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 from ppsim.check import lockstep, physical, progress, together
@@ -22,9 +23,11 @@ from ppsim.check.turn_rules import TurnRules
 from ppsim.check.watch import Watch
 from ppsim.core import pd_phases, phases, start
 from ppsim.core.channels import Endpoint
+from ppsim.core.exchange import Exchange
 from ppsim.core.scheduler import Scheduler, causes, limits, state_parts
 from ppsim.core.tiers import take_in
-from ppsim.core.votes import second_pass_receive
+from ppsim.core.votes import Voting
+from ppsim.errors import UsageError
 
 Owner: TypeAlias = tuple[Callable[..., Any], ...]
 
@@ -107,17 +110,17 @@ def _table() -> tuple[Invariant, ...]:
             (phases.receive_hidden,),
         ),
         (33, "an output is forwarded if and only if the next rank expects it", (Endpoint.receive,)),
-        (34, "an output has one row for each request of the launched batch, in order", (phases._receive_output,)),
+        (34, "an output has one row for each request of the launched batch, in order", (Exchange.receive_output,)),
         (
             35,
             "the last rank's queue holds the launched, unreleased outputs, in order",
-            (phases._release, Audit.before_decision),
+            (Exchange.release, Audit.before_decision),
         ),
         (36, "the inbox is empty at the end of an iteration", (Audit.before_decision, rank_leftover)),
         (
             37,
             "a second-pass message exists depending on the iteration number only",
-            (Audit.posted, second_pass_receive),
+            (Audit.posted, Voting.receive_conclusion),
         ),
         (
             38,
@@ -165,7 +168,7 @@ RULES: tuple[Invariant, ...] = (
         (Rules._admissions, Rules._closed_slot, TurnRules.decided, Movement.look),
     ),
     Invariant(70, "every wait on a remote event ends", (physical.waits_for_ever,)),
-    Invariant(71, "every relay forwards every field of an output", (phases._receive_output,)),
+    Invariant(71, "every relay forwards every field of an output", (Exchange.receive_output,)),
     Invariant(72, "no rank stands still for an agreement", (Agreements.ends,)),
     Invariant(73, "the cache is emptied only while nothing is in flight", (Rules._flushes,)),
 )
@@ -176,3 +179,11 @@ They go on from 65, and stand for the rules I9, I10, I12, I13, I14, I15, I17, I1
 
 INVARIANTS: tuple[Invariant, ...] = _table()
 BY_NAME: dict[str, Invariant] = {rule.name: rule for rule in (*INVARIANTS, *RULES)}
+
+
+def check_rule(who: str, name: str) -> None:
+    """Raise UsageError where ``who`` names a rule that there is not."""
+    if name not in BY_NAME:
+        near = get_close_matches(name, BY_NAME, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"{who} breaks {name!r}, which is no rule ({hint}see: ppsim list invariants)")

@@ -25,8 +25,8 @@ from ppsim.core.admission import expected_output
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import AbortReq, FlushCache, Verdict
+from ppsim.core.pd_phases import TERMINAL_VOTES
 from ppsim.core.request import Request, State
-from ppsim.core.votes import TERMINAL_VOTES
 
 if TYPE_CHECKING:
     from ppsim.core.scheduler import Scheduler

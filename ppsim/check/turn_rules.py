@@ -42,7 +42,7 @@ class TurnRules:
 
     def begin(self, r: Seat) -> None:
         """Before a rank runs: what the world is going to refuse it."""
-        self.turns[r.rank_id] = Turns(refusals_left=dict(r.rank.hooks.failing_allocations))
+        self.turns[r.rank_id] = Turns(refusals_left=dict(r.rank.refusals))
 
     def decided(self, r: Seat, decision: Decision) -> None:
         """Raises InvariantViolation where a turn was not given."""
@@ -87,7 +87,7 @@ class TurnRules:
 def refused_memory(rank: Rank, turns: Turns, rid: str) -> bool:
     """Whether the world refused it memory in this visit (chance.max_failed_allocations): it had its turn."""
     before = turns.refusals_left.get(rid, 0)
-    turns.refusals_left[rid] = now = rank.hooks.failing_allocations.get(rid, 0)
+    turns.refusals_left[rid] = now = rank.scheduler.refusals_left.get(rid, 0)
     return now < before
 
 

@@ -27,7 +27,7 @@ def bugs(
 ) -> int:
     """Test the tester: is every planted bug found by its profile?"""
     from ppsim.errors import EXIT_SAFETY, UsageError
-    from ppsim.planted import all_bugs, bug
+    from ppsim.plugin import all_bugs, bug
 
     module = plugin_of(plugin)
     if not names and not everything:

@@ -33,7 +33,7 @@ def run_names() -> Iterable[str]:
 
 
 def bug_names() -> Iterable[str]:
-    from ppsim.planted import all_bugs
+    from ppsim.plugin import all_bugs
 
     return all_bugs()
 

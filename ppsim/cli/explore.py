@@ -19,6 +19,7 @@ from ppsim.cli.options import (
     check_seconds,
     plugin_of,
     scenario_of,
+    tell_unfired,
 )
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def explore(
     from ppsim.fuzz.experiment import Terms
     from ppsim.fuzz.explore import chosen, parse_bounds
     from ppsim.fuzz.explore import explore as run_all
-    from ppsim.planted import hooks_for
+    from ppsim.plugin import load
 
     loaded = scenario_of(scenario, None, None, overrides)
     if loaded.workload.source != "requests":
@@ -59,15 +60,18 @@ def explore(
     check_seconds("--budget", budget)
     check_seconds("--max-seconds", max_seconds)
     bounds = parse_bounds(bound or [], reduced=not unreduced)
-    hooks = hooks_for([*(bugs or []), *loaded.bugs], plugin_of(plugin))
+    made = load([*(bugs or []), *loaded.bugs], plugin_of(plugin))
+    change = made.change
     raw = loaded.model_dump(mode="json", exclude_unset=True)
     raw.pop("bugs", None)
     terms = Terms(max_seconds, last_resort=give_up)
-    given, bounds = bounds, chosen(raw, bounds, hooks, terms)
+    given, bounds = bounds, chosen(raw, bounds, change, terms)
     if bounds != given:
         say(f"no bound was given, so these are chosen: {as_options(bounds)}")
-    found = run_all(raw, bounds, hooks, budget_s=budget, terms=terms)
+    found = run_all(raw, bounds, change, budget_s=budget, terms=terms)
     saved = [save_finding(found, i, loaded.name, tuple(bugs or ()), plugin) for i in range(len(found.findings))]
+    if not found.findings:
+        tell_unfired(made)
     if found.is_cut and not found.findings:
         runs = f"{found.executions} executions ({len(found.runs)} distinct), {len(found.states)} states"
         say(f"interrupted after {runs}, {found.seconds:.0f} s: no violation so far, and nothing is proved")

@@ -100,7 +100,7 @@ def order_of(
     from ppsim.errors import UsageError
     from ppsim.fuzz.campaign import Order
     from ppsim.fuzz.profiles import profile_named, profile_of_bugs
-    from ppsim.planted import bug
+    from ppsim.plugin import bug
 
     for name in profiles:
         profile_named(name)

@@ -45,7 +45,7 @@ def description(path: Path) -> str:
 @guarded
 def bugs(as_json: JsonOption = False) -> int:
     """The planted bugs: what each breaks, which fuzz profile finds it, and where the idea comes from."""
-    from ppsim.planted import all_bugs
+    from ppsim.plugin import all_bugs
 
     found = list(all_bugs().values())
     if as_json:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from ppsim.cli import completion
+from ppsim.cli.guard import say
 from ppsim.errors import UsageError
 
 if TYPE_CHECKING:
     from ppsim.cost.model import ModelShape
+    from ppsim.plugin import Loaded
     from ppsim.recording import Recording
     from ppsim.scenario import Scenario
 
@@ -190,14 +192,24 @@ def plugin_of(path: str | None) -> ModuleType | None:
     """A plug-in file. Raises UsageError for one that cannot be read, or that never comes to its end."""
     if path is None:
         return None
+    from ppsim.check.invariants import check_rule
     from ppsim.fuzz.limit import MAX_STILL_S, Limit, OutOfTime
-    from ppsim.planted import load_plugin
+    from ppsim.plugin import bugs_in, load_plugin
 
     try:
         with Limit(MAX_STILL_S):
-            return load_plugin(path)
+            module = load_plugin(path)
     except OutOfTime as stop:
         raise UsageError(f"{path}: reading it takes more than {MAX_STILL_S:g} s; it was in {stop.place}") from None
+    for entry in bugs_in(module):
+        check_rule(f"plug-in {path}: bug {entry.name!r}", entry.breaks)
+    return module
+
+
+def tell_unfired(made: Loaded) -> None:
+    """A bug or a policy that nobody asked proves nothing by passing."""
+    for name in made.unfired():
+        say(f"{name}: fired 0 times: nothing in this run came to what it changes")
 
 
 def side_of(recording: Recording, side: Side | None) -> Recording:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ppsim.cli.guard import EXIT_INTERRUPTED, Interrupted, give_up, say
 
 if TYPE_CHECKING:
-    from ppsim.core.hooks import Hooks
+    from ppsim.core.parts import Change
     from ppsim.recording import Recording, Verdict
     from ppsim.recording.folder import RunFolder
     from ppsim.scenario import Scenario
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 def simulated(
     scenario: Scenario,
-    hooks: Callable[[int, int], Hooks],
+    change: Change,
     progress: Callable[[int, int], None],
     folder: RunFolder,
     *,
@@ -42,7 +42,7 @@ def simulated(
     limit = Limit(max_s, last_resort)
     try:
         with limit:
-            result = simulate(scenario, progress=progress, hooks=hooks, began=limit.began)
+            result = simulate(scenario, progress=progress, change=change, began=limit.began)
         return result.recording, result.verdict
     except OutOfTime as stop:
         if limit.setting is None:

@@ -49,7 +49,7 @@ def replay(
     if repro.plugin is not None and digest_of_file(repro.plugin) not in (None, repro.plugin_digest):
         say(f"ppsim: plug-in {repro.plugin} has changed since {file} was written")
     if twice or of_two(repro):
-        outcome, stable = run_twice(repro.experiment, repro.hooks(), terms)
+        outcome, stable = run_twice(repro.experiment, repro.loaded().change, terms)
     else:
         outcome, stable = repro.run(terms), True
     same = not stable if of_two(repro) else repro.again(outcome)

@@ -23,6 +23,7 @@ from ppsim.cli.options import (
     check_seconds,
     plugin_of,
     scenario_of,
+    tell_unfired,
     workload_keys,
 )
 
@@ -55,9 +56,9 @@ def run(
     arriving = workload_keys(prompt, output, rate, trace)
     loaded = scenario_of(scenario, seed, trace, overrides, arriving, columns, skip_bad_lines, concurrency)
 
-    from ppsim.planted import hooks_for
+    from ppsim.plugin import load
 
-    hooks = hooks_for([*(bugs or []), *loaded.bugs], plugin_of(plugin))
+    made = load([*(bugs or []), *loaded.bugs], plugin_of(plugin))
 
     from ppsim.cli.outcome import conclude, simulated
     from ppsim.cli.progress import ProgressBar
@@ -65,6 +66,8 @@ def run(
 
     with run_folder(out, loaded.name, loaded.seed) as folder:
         with ProgressBar(f"simulating {loaded.name}") as progress:
-            changed = bool(plugin or bugs or loaded.bugs)
-            recording, verdict = simulated(loaded, hooks, progress, folder, is_changed=changed, max_s=max_seconds)
+            changed = bool(made.names)
+            recording, verdict = simulated(loaded, made.change, progress, folder, is_changed=changed, max_s=max_seconds)
+        if verdict.kind == "pass":
+            tell_unfired(made)
         return conclude(folder, loaded, recording, verdict, as_json=as_json, with_report=with_report)

@@ -15,9 +15,9 @@ from ppsim.conform.format import RecordedRequest, RecordedRun, RecordedVisit, fi
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Reply
 from ppsim.core.errors import CoreError
-from ppsim.core.hooks import Hooks
 from ppsim.core.messages import NewRequest
-from ppsim.core.scheduler import Scheduler
+from ppsim.core.parts import RIGHT, Parts
+from ppsim.core.policy import Policy
 from ppsim.core.slots import LaunchedBatch
 from ppsim.core.tokens import pack
 
@@ -61,14 +61,14 @@ def config_of(run: RecordedRun) -> RankConfig:
 
 
 def first_difference(
-    run: RecordedRun, config: RankConfig | None = None, hooks: Hooks | None = None
+    run: RecordedRun, config: RankConfig | None = None, parts: Parts = RIGHT, policy: Policy | None = None
 ) -> Difference | None:
     """Drive the scheduler with a recorded run; None if every field of every visit is as recorded.
 
-    ``config`` and ``hooks`` replace what the recording says, to ask what another rule would have done. Raises
-    RecordedRunError where the recording itself cannot be: a token is needed that it does not hold.
+    ``config``, ``parts`` and ``policy`` replace what the recording says, to ask what another rule would have done.
+    Raises RecordedRunError where the recording itself cannot be: a token is needed that it does not hold.
     """
-    driver = Driver(run, config or config_of(run), hooks or Hooks())
+    driver = Driver(run, config or config_of(run), parts, policy or Policy())
     for number, recorded in enumerate(run.visits):
         try:
             here = driver.visit(number)
@@ -91,9 +91,9 @@ def same(field: str, recorded: Any, here: Any) -> bool:
 class Driver:
     """One rank without a world."""
 
-    def __init__(self, run: RecordedRun, config: RankConfig, hooks: Hooks) -> None:
+    def __init__(self, run: RecordedRun, config: RankConfig, parts: Parts, policy: Policy) -> None:
         self.run = run
-        self.scheduler = Scheduler(config, run.config["max_total_tokens"], hooks)
+        self.scheduler = parts.make_scheduler(config, run.config["max_total_tokens"], 0, policy)
         self.requests = {request.rid: request for request in run.requests}
         self.place = {request.rid: i for i, request in enumerate(run.requests)}
         self.due: dict[int, list[RecordedRequest]] = defaultdict(list)

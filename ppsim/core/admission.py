@@ -22,8 +22,9 @@ from typing import NamedTuple
 
 from ppsim.core.config import RankConfig
 from ppsim.core.foresight import Foresight
+from ppsim.core.node import Match
 from ppsim.core.pool import Pool
-from ppsim.core.prefix import Match, RadixCache
+from ppsim.core.prefix import RadixCache
 from ppsim.core.ratio import NewTokenRatio
 from ppsim.core.request import Request
 
@@ -158,7 +159,7 @@ class PrefillAdder:
         if self.foresight is not None and request.spec.ignore_eos:
             return self._add_foreseen(request, new_tokens)
         remaining_output = max(request.spec.max_new_tokens - len(request.output_ids), 0)
-        context = self.tree.hooks.context_to_fit(new_tokens, self.rem_chunk)
+        context = self.context_to_fit(new_tokens)
         total = context + expected_output(config, remaining_output) + config.page_size
         if total >= self.rem_total:
             return Result.NO_TOKEN
@@ -171,6 +172,10 @@ class PrefillAdder:
             self.tree.unlock(found.node)
             return result
         return self.state()
+
+    def context_to_fit(self, new_tokens: int) -> int:
+        """Prompt tokens that must fit before a request is admitted: all of it, not its next chunk (bugs.md B90)."""
+        return new_tokens
 
     def _add_locked(self, request: Request, prefix_len: int, new_tokens: int, total: int) -> Result | None:
         """Why the request is not admitted; None if it is."""

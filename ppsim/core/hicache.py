@@ -30,12 +30,17 @@ from typing import TypeAlias
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.digest import digest
 from ppsim.core.errors import PoolError
-from ppsim.core.hooks import Hooks
+from ppsim.core.node import Match, Node
+from ppsim.core.policy import Policy
 from ppsim.core.pool import Pool
-from ppsim.core.prefix import Match, Node, RadixCache
+from ppsim.core.prefix import RadixCache
 from ppsim.core.tokens import WIDTH, TokenBytes
 
 Ask: TypeAlias = Callable[[str, str, str], None]
+
+
+def asks_nobody(what: str, key: str, argument: str) -> None:
+    """A cache that stands alone has no environment."""
 
 
 @dataclass(slots=True, eq=False)
@@ -68,8 +73,8 @@ def owner_of(key: str) -> str:
 class HiRadixCache(RadixCache):
     """``host_tokens`` is the agreed capacity of the host tier; ``ask(what, key, argument)`` reaches the environment."""
 
-    def __init__(self, pool: Pool, hooks: Hooks, host_tokens: int, write_policy: str, ask: Ask) -> None:
-        super().__init__(pool, hooks)
+    def __init__(self, pool: Pool, policy: Policy, host_tokens: int, write_policy: str, ask: Ask = asks_nobody) -> None:
+        super().__init__(pool, policy)
         self.host = Pool(host_tokens, pool.page_size)
         self.writes_through = write_policy == "write_through"
         self.ask = ask
@@ -265,7 +270,7 @@ class HiRadixCache(RadixCache):
             entry = heappop(self._host_heap)
             stamp, _, node = entry
             parent = node.parent
-            if parent is None or not self._is_host_leaf(node) or stamp != self.hooks.eviction_key(node):
+            if parent is None or not self._is_host_leaf(node) or stamp != self.policy.eviction_key(node):
                 continue
             if self.host.refs(node.host_pages[0]) > 1:
                 being_filled.append(entry)
@@ -343,7 +348,7 @@ class HiRadixCache(RadixCache):
         return path[::-1]
 
     def _leaf(self, parent: Node, key: TokenBytes, pages: list[int], host_pages: list[int]) -> Node:
-        stamp = self.hooks.access_stamp(self.clock)
+        stamp = self.stamp()
         leaf = Node(self._next_id, key, pages, parent, last_access=stamp, host_pages=host_pages)
         self._next_id += 1
         self._num_live += 1
@@ -372,9 +377,9 @@ class HiRadixCache(RadixCache):
     def _offer(self, node: Node) -> None:
         super()._offer(node)
         if self._is_host_leaf(node):
-            heappush(self._host_heap, (self.hooks.eviction_key(node), node.node_id, node))
+            heappush(self._host_heap, (self.policy.eviction_key(node), node.node_id, node))
             if len(self._host_heap) > 64 + 4 * self._num_live:
-                entries = {n.node_id: (k, i, n) for k, i, n in self._host_heap if k == self.hooks.eviction_key(n)}
+                entries = {n.node_id: (k, i, n) for k, i, n in self._host_heap if k == self.policy.eviction_key(n)}
                 self._host_heap = [entry for entry in entries.values() if entry[2].parent is not None]
                 heapify(self._host_heap)
 

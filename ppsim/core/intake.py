@@ -15,9 +15,9 @@ from ppsim.core.agreed_call import agreed_call
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Reply
 from ppsim.core.foresight import RESERVE_TOKENS
-from ppsim.core.hooks import Hooks
 from ppsim.core.kv import KVCache
 from ppsim.core.messages import AbortReq, FlushCache, Input, NewRequest
+from ppsim.core.policy import Policy
 from ppsim.core.ratio import NewTokenRatio
 from ppsim.core.request import Event, Request, State
 from ppsim.core.roles import Role
@@ -27,11 +27,13 @@ from ppsim.core.slots import SlotRing
 class Intake:
     """All replicated state of a rank, and what inputs do to it. ``outbox`` keeps replies until the loop sends them."""
 
-    def __init__(self, config: RankConfig, capacity_tokens: int, hooks: Hooks, host_tokens: int = 0) -> None:
+    def __init__(self, config: RankConfig, kv: KVCache, slots: SlotRing, policy: Policy) -> None:
         self.config = config
-        self.hooks = hooks
-        self.kv = KVCache(config, capacity_tokens, hooks, host_tokens, self.ask)
-        self.slots = SlotRing(config.pp_size, config.pp_async_batch_depth)
+        self.policy = policy
+        self.kv = kv
+        self.slots = slots
+        if kv.tiers is not None:
+            kv.tiers.ask = self.ask
         self.ratio = NewTokenRatio(
             config.init_new_token_ratio, config.min_new_token_ratio, config.new_token_ratio_decay_steps
         )
@@ -58,6 +60,7 @@ class Intake:
         self.ended: list[str] = []  # ended outside a harvest since the last record, in order
         self.delivered: list[tuple[str, int, int]] = []  # (rid, n, token) delivered outside a harvest, likewise
         self.role: Role = Role(self)
+        self.refusals_left: dict[str, int] = {}  # by rid: how often its memory is still refused, on all ranks alike
 
     def ask(self, what: str, key: str, argument: str) -> None:
         """Ask something of the local environment; the loop hands it out."""
@@ -99,8 +102,7 @@ class Intake:
 
     def _abort(self, item: AbortReq) -> None:
         """Mark what the abort names; whoever is in no launched batch ends at once (protocol.md 7.4)."""
-        found = [r for r in self.requests.values() if item.abort_all or r.rid == item.rid]
-        found = [r for r in found if self.hooks.reaches(self, r)]
+        found = self.named_by(item)
         if not found and not item.abort_all:
             self.num_ignored_aborts += 1  # unknown or finished: no reply, nothing changes (invariant 61)
         for request in found:
@@ -110,8 +112,16 @@ class Intake:
                 request.to_abort = item.reason
             if request is self.chunked:
                 self.chunked = None  # it launches no further chunk (invariant 60)
-            if self.hooks.may_end_now(request):
+            if self.may_end_now(request):
                 self._end_aborted(request)
+
+    def named_by(self, item: AbortReq) -> list[Request]:
+        """The requests that an abort finds: wherever they are, in whatever slot (bugs.md B65)."""
+        return [r for r in self.requests.values() if item.abort_all or r.rid == item.rid]
+
+    def may_end_now(self, request: Request) -> bool:
+        """Whether a marked request gives its KV up now: no launched batch contains it (invariants 59, 64)."""
+        return request.num_inflight == 0
 
     def note(self, situation: str) -> None:
         """Count a situation, for coverage."""

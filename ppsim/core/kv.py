@@ -22,27 +22,22 @@ from collections.abc import Callable
 
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.config import RankConfig
-from ppsim.core.hicache import Ask, Fetch, HiRadixCache
-from ppsim.core.hooks import Hooks
+from ppsim.core.hicache import Fetch, HiRadixCache
+from ppsim.core.node import Match
 from ppsim.core.pool import Pool
-from ppsim.core.prefix import Match, RadixCache
+from ppsim.core.prefix import RadixCache
 from ppsim.core.request import Request
 
 
 class KVCache:
     """Pool, tree and request table of one rank. ``tiers`` is the tree where it has a host tier, else None."""
 
-    def __init__(
-        self, config: RankConfig, num_tokens: int, hooks: Hooks, host_tokens: int = 0, ask: Ask | None = None
-    ) -> None:
+    def __init__(self, config: RankConfig, pool: Pool, tree: RadixCache) -> None:
         self.enable_radix_cache = config.enable_radix_cache
         self.evicts_ahead = config.evict_ahead
-        self.pool = Pool(num_tokens, config.page_size)
-        self.tiers: HiRadixCache | None = None
-        if config.hicache_write_policy:
-            assert ask is not None
-            self.tiers = HiRadixCache(self.pool, hooks, host_tokens, config.hicache_write_policy, ask)
-        self.tree = RadixCache(self.pool, hooks) if self.tiers is None else self.tiers
+        self.pool = pool
+        self.tree = tree
+        self.tiers = tree if isinstance(tree, HiRadixCache) else None
         self.looks_in_storage = config.hicache_storage
         self.fetches: dict[str, Fetch] = {}  # of requests that wait for what storage has of their prompt
         # Rows are taken from the tail and put back there (protocol.md 4.9).

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from ppsim.core.agreed import Agreed
 from ppsim.core.channels import commit_all
+from ppsim.core.consensus import intersect, unite
 from ppsim.core.effects import Effects, await_local, observe
 from ppsim.core.messages import Lane, Side
 from ppsim.core.rank import Rank
@@ -22,7 +23,7 @@ def agree_grammar(rank: Rank) -> Effects[None]:
     if not queue:
         return
     yield from commit_all(rank.side_work.setdefault(Lane.TP, []))
-    if rank.hooks.leads("grammar", rank.config.is_first):
+    if rank.config.is_first:
         ready, failed = yield from _stage_view(rank, queue)
     else:
         ready, failed = yield from _from_upstream(rank)
@@ -43,8 +44,8 @@ def _stage_view(rank: Rank, queue: tuple[str, ...]) -> Effects[tuple[tuple[str, 
         return (yield from _take(rank, link.leader, Lane.TP))
     for replica in link.replicas:
         more_ready, more_failed = yield from _take(rank, replica, Lane.TP)
-        ready = rank.hooks.combine_good(ready, more_ready)
-        failed = rank.hooks.combine_bad(failed, more_failed)
+        ready = intersect(ready, more_ready)
+        failed = unite(failed, more_failed)
     ready = tuple(rid for rid in ready if rid not in failed)
     for replica in link.replicas:
         yield from _send(rank, replica, Lane.TP, ready, failed)

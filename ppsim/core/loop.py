@@ -2,164 +2,172 @@
 
 A loop is nothing but a list of phases. Because the list is data, the order of an iteration can be read here at a
 glance, and a planted bug can swap two lines of it. The three roles differ by their lists only.
+
+One iteration i of a plain rank at depth 0 (slots: j = i mod L is visited, n = j+1 harvested, f = j+P released):
+
+    host      ingest_inputs  forward_inputs  apply_inputs | schedule j | launch j | exchange: f out, n in | harvest n
+    control   <- list i        list i ->
+    tensor                                     <- hidden j                 output f ->  <- output n         hidden j ->
+    forward                                                [ stage computes the batch of slot j ............ ]
+
+With depth the exchange stands before the launch; the loops of disaggregation pass the list on at the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TypeAlias
-
-from ppsim.core import checker, phases, votes
+from ppsim.core import checker, phases
 from ppsim.core import pd_phases as pd
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects
+from ppsim.core.exchange import Exchange
 from ppsim.core.leader import agree_grammar
-from ppsim.core.rank import Rank, build_rank
+from ppsim.core.rank import Phase, Plan, Rank
 from ppsim.core.start import agree_on_start
 from ppsim.core.tiers import agree_tiers
-
-Phase: TypeAlias = Callable[[Rank], Effects[None]]
-Plan: TypeAlias = tuple[Phase, ...]
-
-RUN: Plan = (
-    phases.schedule,
-    phases.receive_hidden,
-    phases.exchange_if_deep,
-    phases.commit_hidden,
-    phases.launch_batch,
-    phases.exchange_if_shallow,
-)
-
-PLAIN: Plan = (
-    phases.ingest_inputs,
-    phases.forward_inputs,
-    phases.apply_inputs,
-    agree_grammar,
-    agree_tiers,
-    *RUN[:-1],
-    phases.send_hidden_first,
-    RUN[-1],
-    phases.send_hidden_early,
-    phases.harvest,
-    phases.send_hidden_late,
-    phases.carry_over,
-)
-
-PREFILL: Plan = (
-    phases.ingest_inputs,
-    pd.note_shutdown,
-    phases.commit_inputs,
-    phases.share_inputs,
-    phases.apply_inputs,
-    agree_grammar,
-    agree_tiers,
-    pd.agree_bootstrap,
-    pd.first("release", pd.view_release),
-    *RUN,
-    pd.second_send("release"),
-    pd.second_receive("release"),
-    pd.second_commit("release"),
-    phases.absorb_outputs,
-    pd.apply("release", pd.apply_release),
-    phases.report_harvest,
-    phases.send_inputs,
-    votes.send_votes,
-    phases.send_hidden_late,
-    phases.carry_over,
-    pd.end_iteration,
-)
-
-# Released behaviour of 2026-08: the bootstrap is a second ring vote instead of the consensus store.
-PREFILL_VOTING: Plan = (
-    phases.ingest_inputs,
-    pd.note_shutdown,
-    phases.commit_inputs,
-    phases.share_inputs,
-    phases.apply_inputs,
-    agree_grammar,
-    agree_tiers,
-    pd.first("bootstrap", pd.view_bootstrap),
-    pd.first("release", pd.view_release),
-    *RUN,
-    pd.second_send("bootstrap"),
-    pd.second_send("release"),
-    pd.second_receive("bootstrap"),
-    pd.apply("bootstrap", pd.apply_bootstrap),
-    pd.second_commit("bootstrap"),
-    pd.second_receive("release"),
-    pd.second_commit("release"),
-    phases.absorb_outputs,
-    pd.apply("release", pd.apply_release),
-    phases.report_harvest,
-    phases.send_inputs,
-    votes.send_votes,
-    phases.send_hidden_late,
-    phases.carry_over,
-    pd.end_iteration,
-)
-
-DECODE: Plan = (
-    phases.ingest_inputs,
-    pd.note_shutdown,
-    phases.commit_inputs,
-    phases.share_inputs,
-    phases.apply_inputs,
-    agree_grammar,
-    agree_tiers,
-    pd.first("retract", pd.view_retract),
-    pd.first("prealloc", pd.view_prealloc),
-    pd.first("transferred", pd.view_transferred),
-    *RUN,
-    pd.second_send("retract"),
-    pd.second_send("prealloc"),
-    pd.second_send("transferred"),
-    pd.second_receive("retract"),
-    pd.apply("retract", pd.apply_retract),
-    pd.second_commit("retract"),
-    pd.second_receive("prealloc"),
-    pd.apply("prealloc", pd.apply_prealloc),
-    pd.second_commit("prealloc"),
-    pd.second_receive("transferred"),
-    pd.apply("transferred", pd.apply_transferred),
-    pd.second_commit("transferred"),
-    phases.harvest,
-    phases.send_inputs,
-    votes.send_votes,
-    phases.send_hidden_late,
-    phases.carry_over,
-    pd.end_iteration,
-)
+from ppsim.core.votes import Ballot, Voting
 
 
-def plan_of(config: RankConfig) -> Plan:
-    """The phases of a rank's role."""
+def ballots_of(config: RankConfig) -> tuple[Ballot, ...]:
+    """The ring votes of a rank's role, in the order of their passes."""
     if config.role == "prefill":
-        return PREFILL if config.bootstrap_consensus == "store" else PREFILL_VOTING
-    return DECODE if config.role == "decode" else PLAIN
+        return (pd.RELEASE,) if config.bootstrap_consensus == "store" else (pd.BOOTSTRAP, pd.RELEASE)
+    return (pd.RETRACT, pd.PREALLOC, pd.TRANSFERRED) if config.role == "decode" else ()
 
 
 def votes_of(config: RankConfig) -> tuple[str, ...]:
-    """The ring votes of a rank's role, in the order of their second passes."""
-    if config.role == "prefill":
-        return ("release",) if config.bootstrap_consensus == "store" else ("bootstrap", "release")
-    return ("retract", "prealloc", "transferred") if config.role == "decode" else ()
+    """Their names."""
+    return tuple(ballot.name for ballot in ballots_of(config))
 
 
-def event_loop_pp(rank: Rank, plan: Plan | None = None) -> Effects[None]:
+class Loop:
+    """The list of phases of a rank's role."""
+
+    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting) -> None:
+        self.config = config
+        self.exchange = exchange
+        self.voting = voting
+
+    def plan(self) -> Plan:
+        """The phases of an iteration, in order."""
+        if self.config.role == "plain":
+            return self.plain()
+        return self.prefill() if self.config.role == "prefill" else self.decode()
+
+    def at_end(self) -> Plan:
+        """After the last iteration: what others still wait for, then every outstanding send."""
+
+        def pass_on_the_rest(rank: Rank) -> Effects[None]:
+            yield from self.voting.pass_on_the_rest(rank, ballots_of(self.config))
+
+        return pass_on_the_rest, checker.conclude, phases.finish
+
+    def run(self) -> Plan:
+        """From the decision to the exchange, the same in every role."""
+        return (
+            phases.schedule,
+            phases.receive_hidden,
+            self.exchange.exchange_if_deep,
+            phases.commit_hidden,
+            phases.launch_batch,
+            self.exchange.exchange_if_shallow,
+        )
+
+    def plain(self) -> Plan:
+        """A plain server."""
+        *run, exchange_if_shallow = self.run()
+        return (
+            phases.ingest_inputs,
+            phases.forward_inputs,
+            phases.apply_inputs,
+            agree_grammar,
+            agree_tiers,
+            *run,
+            phases.send_hidden_first,
+            exchange_if_shallow,
+            phases.send_hidden_early,
+            phases.harvest,
+            phases.send_hidden_late,
+            phases.carry_over,
+        )
+
+    def opening(self) -> Plan:
+        """The two sides of disaggregation begin alike."""
+        return (
+            phases.ingest_inputs,
+            pd.note_shutdown,
+            phases.commit_inputs,
+            phases.share_inputs,
+            phases.apply_inputs,
+            agree_grammar,
+            agree_tiers,
+        )
+
+    def closing(self) -> Plan:
+        """And end alike: the request list and the votes are passed on last."""
+        return (
+            phases.send_inputs,
+            self.voting.send_votes,
+            phases.send_hidden_late,
+            phases.carry_over,
+            pd.end_iteration,
+        )
+
+    def first_passes(self) -> Plan:
+        return tuple(self.voting.first(ballot) for ballot in ballots_of(self.config))
+
+    def second_sends(self) -> Plan:
+        return tuple(self.voting.second_send(ballot) for ballot in ballots_of(self.config))
+
+    def prefill(self) -> Plan:
+        """A prefill server. ``bootstrap_consensus``: by the store, or by a second ring vote as released in 2026-08."""
+        voting, by_vote = self.voting, self.config.bootstrap_consensus != "store"
+        return (
+            *self.opening(),
+            *(() if by_vote else (pd.agree_bootstrap,)),
+            *self.first_passes(),
+            *self.run(),
+            *self.second_sends(),
+            *(self.conclusion(pd.BOOTSTRAP) if by_vote else ()),
+            voting.second_receive(pd.RELEASE),
+            voting.second_commit(pd.RELEASE),
+            phases.absorb_outputs,
+            voting.apply(pd.RELEASE),
+            phases.report_harvest,
+            *self.closing(),
+        )
+
+    def decode(self) -> Plan:
+        """A decode server."""
+        conclusions = [phase for ballot in ballots_of(self.config) for phase in self.conclusion(ballot)]
+        return (
+            *self.opening(),
+            *self.first_passes(),
+            *self.run(),
+            *self.second_sends(),
+            *conclusions,
+            phases.harvest,
+            *self.closing(),
+        )
+
+    def conclusion(self, ballot: Ballot) -> Plan:
+        """A conclusion is taken, applied at once, and what was sent of it is waited for."""
+        voting = self.voting
+        return voting.second_receive(ballot), voting.apply(ballot), voting.second_commit(ballot)
+
+
+def event_loop_pp(rank: Rank) -> Effects[None]:
     """Run a rank until Shutdown has come down the request chain."""
-    steps = rank.hooks.plan(plan or plan_of(rank.config))
     yield from agree_on_start(rank)
     while True:
-        for phase in steps:
+        for phase in rank.plan:
             yield from phase(rank)
             if rank.stopped:
-                yield from pd.pass_on_the_rest(rank, votes_of(rank.config))
-                yield from checker.conclude(rank)
-                yield from phases.finish(rank)
+                for last in rank.at_end:
+                    yield from last(rank)
                 return
         if rank.checker is not None:
             yield from checker.compare(rank)
         rank.iteration += 1
 
 
-__all__ = ["DECODE", "PLAIN", "PREFILL", "PREFILL_VOTING", "Phase", "build_rank", "event_loop_pp"]
+__all__ = ["Loop", "Phase", "Plan", "ballots_of", "event_loop_pp", "votes_of"]

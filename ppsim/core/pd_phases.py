@@ -5,10 +5,8 @@ A local view returns (good, bad) in queue order. An ``apply`` gets an immutable 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
-from ppsim.core import votes
 from ppsim.core.agreed import Agreed
 from ppsim.core.channels import commit_all
 from ppsim.core.consensus import KVPoll, Rids
@@ -19,6 +17,7 @@ from ppsim.core.pd_decode import DecodeRole
 from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.rank import Rank
 from ppsim.core.request import Request, State
+from ppsim.core.votes import Ballot
 
 
 def prefill(rank: Rank) -> PrefillRole:
@@ -145,59 +144,13 @@ def passes_on_what_it_did(
     rank.carried[verdict.name] = replace(verdict, good=good, bad=failed if tells_failures else ())
 
 
-Phase = Callable[[Rank], Effects[None]]
-
-
-def first(name: str, view: votes.LocalView) -> Phase:
-    """Phase: first pass of a vote."""
-
-    def phase(rank: Rank) -> Effects[None]:
-        yield from votes.first_pass(rank, name, view)
-
-    phase.__name__ = f"first_pass_{name}"
-    return phase
-
-
-def second_send(name: str) -> Phase:
-    """Phase: publish or pass on the conclusion of a vote."""
-
-    def phase(rank: Rank) -> Effects[None]:
-        yield from votes.second_pass_send(rank, name)
-
-    phase.__name__ = f"second_send_{name}"
-    return phase
-
-
-def second_receive(name: str) -> Phase:
-    """Phase: take the conclusion that is due; it is applied later in the iteration."""
-
-    def phase(rank: Rank) -> Effects[None]:
-        rank.due[name] = yield from votes.second_pass_receive(rank, name)
-
-    phase.__name__ = f"second_receive_{name}"
-    return phase
-
-
-def second_commit(name: str) -> Phase:
-    """Phase: the conclusion that was sent in this iteration has been taken."""
-
-    def phase(rank: Rank) -> Effects[None]:
-        yield from votes.second_pass_commit(rank, name)
-
-    phase.__name__ = f"second_commit_{name}"
-    return phase
-
-
-def apply(name: str, how: votes.Apply) -> Phase:
-    """Phase: apply the conclusion that was taken in this iteration."""
-
-    def phase(rank: Rank) -> Effects[None]:
-        verdict = rank.due.pop(name, None)
-        if verdict is not None:
-            yield from how(rank, verdict)
-
-    phase.__name__ = f"apply_{name}"
-    return phase
+RELEASE = Ballot("release", view_release, apply_release, terminal=True)
+BOOTSTRAP = Ballot("bootstrap", view_bootstrap, apply_bootstrap)
+RETRACT = Ballot("retract", view_retract, apply_retract)
+PREALLOC = Ballot("prealloc", view_prealloc, apply_prealloc)
+TRANSFERRED = Ballot("transferred", view_transferred, apply_transferred, terminal=True)
+TERMINAL_VOTES = tuple(b.name for b in (RELEASE, BOOTSTRAP, RETRACT, PREALLOC, TRANSFERRED) if b.terminal)
+"""Votes about terminal states: good means "over everywhere", bad says that it failed somewhere."""
 
 
 def agree_bootstrap(rank: Rank) -> Effects[None]:
@@ -206,7 +159,7 @@ def agree_bootstrap(rank: Rank) -> Effects[None]:
     if not queue:
         return
     link, rids = rank.link, tuple(r.rid for r in queue)
-    leads = rank.hooks.leads("bootstrap", rank.config.is_first) and link.is_leader
+    leads = rank.config.is_first and link.is_leader
     polls = (yield from observe("bootstrap_store", rids, rank.iteration)).value if leads else ()
     yield from commit_all(rank.side_work.setdefault(Lane.BOOTSTRAP, []))
     if not leads:
@@ -245,9 +198,3 @@ def end_iteration(rank: Rank) -> Effects[None]:
     if rank.last_vote is not None and rank.iteration >= rank.last_vote + rank.config.pp_size - 1:
         rank.stopped = True
     yield from ()
-
-
-def pass_on_the_rest(rank: Rank, names: tuple[str, ...]) -> Effects[None]:
-    """After the last iteration: the conclusions that the next rank still waits for."""
-    for name in names:
-        yield from votes.second_pass_send(rank, name)

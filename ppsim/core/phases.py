@@ -8,11 +8,10 @@ f = j+P (launched ``depth`` iterations ago).
 from __future__ import annotations
 
 from ppsim.core.channels import commit_all, shape_error
-from ppsim.core.effects import Effects, act, await_tokens, decided, drop, harvested, ingest, launch, reply
+from ppsim.core.effects import Effects, act, await_tokens, decided, harvested, ingest, launch, reply
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Hidden, Lane, Meta, Output, Shutdown
 from ppsim.core.rank import Rank
-from ppsim.core.slots import LaunchedBatch
 from ppsim.core.timeouts import expired
 
 
@@ -106,7 +105,7 @@ def receive_hidden(rank: Rank) -> Effects[None]:
     if rank.hidden.num_tokens != expected:
         came = rank.hidden.num_tokens
         raise shape_error(link.rank_id, rank.iteration, rank.slot, "hidden states", expected, came, link.prev, "INV-32")
-    first = first_layer(rank)
+    first = rank.first_layer
     if rank.hidden.num_layers != first:
         raise ProtocolError(
             link.rank_id,
@@ -119,20 +118,9 @@ def receive_hidden(rank: Rank) -> Effects[None]:
         )
 
 
-def exchange_if_deep(rank: Rank) -> Effects[None]:
-    """Step 5: with pp_async_batch_depth > 0 the outputs are exchanged before the launch."""
-    if rank.config.pp_async_batch_depth > 0:
-        yield from exchange(rank)
-
-
 def commit_hidden(rank: Rank) -> Effects[None]:
     """Step 6: the hidden states of the previous iteration must have been taken before the next launch."""
-    if rank.hooks.commits_before_reuse("hidden"):
-        yield from commit_all(rank.send_proxy_work)
-        return
-    for work in rank.send_proxy_work:
-        yield from drop(work)
-    rank.send_proxy_work.clear()
+    yield from commit_all(rank.send_proxy_work)
 
 
 def launch_batch(rank: Rank) -> Effects[None]:
@@ -143,23 +131,13 @@ def launch_batch(rank: Rank) -> Effects[None]:
     forward = rank.batch.forward
     payload = yield from launch(forward, rank.hidden)
     if rank.config.is_last:
-        logprobs = num_logprobs(rank.batch)
+        logprobs = rank.batch.num_logprobs
         output = Output(rank.link.rank_id, forward.iteration, forward.slot, len(forward.pieces), payload, logprobs)
         rank.last_rank_comm_queue.append(output)
     else:
         layers = rank.config.layers[rank.config.pp_rank : rank.config.pp_rank + 1]
-        done = first_layer(rank) + sum(layers)
+        done = rank.first_layer + sum(layers)
         rank.hidden_out = Hidden(rank.link.rank_id, forward.iteration, forward.slot, forward.num_tokens, payload, done)
-
-
-def first_layer(rank: Rank) -> int:
-    """Number of the layer that this rank's stage begins with."""
-    return rank.hooks.first_layer(rank.config.layers, rank.config.pp_rank)
-
-
-def num_logprobs(batch: LaunchedBatch) -> int:
-    """Rows of a batch whose requests asked for logprobs."""
-    return sum(request.spec.return_logprob for request in batch.requests)
 
 
 def send_hidden_first(rank: Rank) -> Effects[None]:
@@ -176,12 +154,6 @@ def send_hidden_early(rank: Rank) -> Effects[None]:
     """Variant: hidden states leave before the host waits for the harvest, but behind the output relay."""
     if rank.config.hidden_after_launch:
         yield from _send_hidden(rank)
-
-
-def exchange_if_shallow(rank: Rank) -> Effects[None]:
-    """Step 8: with depth 0 the outputs are exchanged after the launch."""
-    if rank.config.pp_async_batch_depth == 0:
-        yield from exchange(rank)
 
 
 def harvest(rank: Rank) -> Effects[None]:
@@ -223,24 +195,6 @@ def carry_over(rank: Rank) -> Effects[None]:
     yield from ()
 
 
-def exchange(rank: Rank) -> Effects[None]:
-    """Protocol.md 1.5: wait for the previous output send, then send and receive in the order of the backend."""
-    yield from commit_all(rank.send_output_work)
-    rank.received = None
-    if rank.config.pp_size == 1:
-        rank.received = _own_output(rank)
-    elif rank.config.exchange_order == "paired":
-        # Two stages, one submission where there is something to send and to receive (protocol.md 3.4).
-        yield from _send_output(rank, paired=_awaited_output(rank) is not None)
-        yield from _receive_output(rank)
-    elif rank.hooks.sends_first(rank.config.exchange_order, rank.config.pp_rank):
-        yield from _send_output(rank)
-        yield from _receive_output(rank)
-    else:
-        yield from _receive_output(rank)
-        yield from _send_output(rank)
-
-
 def finish(rank: Rank) -> Effects[None]:
     """After Shutdown: wait for every outstanding send, so that no buffer is left behind."""
     single = (rank.send_req_work, rank.send_proxy_work, rank.send_output_work)
@@ -255,76 +209,6 @@ def send_replies(rank: Rank) -> Effects[None]:
         for message in outbox:
             yield from reply(message)
     outbox.clear()
-
-
-def _own_output(rank: Rank) -> Output | None:
-    """One stage: the output that is released now is the one that is harvested now (f == n where P == 1)."""
-    released = _release(rank)
-    batch = rank.scheduler.slots.to_harvest(rank.iteration).launched
-    return None if batch is not None and batch.forward.skip_output_comm else released
-
-
-def _release(rank: Rank) -> Output | None:
-    """Last rank: the head of the queue, if slot f holds a launched batch; it must belong to that batch (inv. 35)."""
-    slot = rank.scheduler.slots.to_release(rank.iteration)
-    if not slot.in_flight or slot.launched is None:
-        return None
-    expected = slot.launched.iteration
-    if not rank.last_rank_comm_queue or rank.last_rank_comm_queue[0].iteration != expected:
-        came = str(rank.last_rank_comm_queue[0].iteration) if rank.last_rank_comm_queue else "an empty queue"
-        raise ProtocolError(
-            rank.link.rank_id,
-            rank.iteration,
-            slot.index,
-            f"output of iteration {expected} at the head of the queue",
-            came,
-            "the last rank released an output out of order",
-            "INV-35",
-        )
-    return rank.last_rank_comm_queue.popleft()
-
-
-def _send_output(rank: Rank, paired: bool = False) -> Effects[None]:
-    message = rank.pp_outputs
-    if rank.config.is_last:
-        released = _release(rank)
-        launched = rank.scheduler.slots.to_release(rank.iteration).launched
-        skipped = launched is not None and launched.forward.skip_output_comm
-        message = None if skipped else released
-    if message is not None and rank.hooks.sends_output(rank, message):
-        rank.send_output_work.append((yield from rank.link.send(rank.link.next, message, paired)))
-
-
-def _awaited_output(rank: Rank) -> LaunchedBatch | None:
-    """The batch of slot n whose output comes in this exchange: decided from shared state only (invariant 33)."""
-    slot = rank.scheduler.slots.to_harvest(rank.iteration)
-    launched = slot.launched if slot.in_flight else None
-    if launched is None or launched.forward.skip_output_comm or not rank.hooks.awaits_output(rank, launched):
-        return None
-    return launched
-
-
-def _receive_output(rank: Rank) -> Effects[None]:
-    launched = _awaited_output(rank)
-    if launched is None:
-        return
-    link, slot = rank.link, launched.forward.slot
-    rank.received = yield from link.receive(Output, link.prev, Lane.TENSOR, launched.iteration, slot)
-    expected = len(launched.requests)
-    if rank.received.num_rows != expected:
-        came = rank.received.num_rows
-        raise shape_error(link.rank_id, rank.iteration, slot, "output", expected, came, link.prev, "INV-34")
-    wanted, came = num_logprobs(launched), rank.received.num_logprobs
-    if came != wanted:
-        raise ProtocolError(
-            link.rank_id,
-            rank.iteration,
-            slot,
-            f"logprobs for {wanted} rows",
-            f"for {came} rows",
-            f"rank {link.prev} passed the output on without all of its fields",
-            "INV-71",
-        )
 
 
 def _send_hidden(rank: Rank) -> Effects[None]:

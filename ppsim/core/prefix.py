@@ -11,51 +11,23 @@ differently on two ranks (bugs.md B06). Children are kept in insertion order; no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.digest import digest
 from ppsim.core.errors import PoolError
-from ppsim.core.hooks import Hooks
+from ppsim.core.node import Match, Node
+from ppsim.core.policy import Policy
 from ppsim.core.pool import Pool
 from ppsim.core.tokens import WIDTH, TokenBytes, common_prefix
-
-
-@dataclass(slots=True, eq=False)
-class Node:
-    """``key`` and ``pages`` exclude what the parents hold; ``host_pages`` is a copy in host memory (hicache.py)."""
-
-    node_id: int
-    key: TokenBytes
-    pages: list[int]
-    parent: Node | None
-    children: dict[bytes, Node] = field(default_factory=dict)
-    lock_ref: int = 0
-    last_access: int = 0
-    host_pages: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Match:
-    """The longest cached prefix of a key: ``num_tokens`` on ``pages``, ending at ``node``.
-
-    With a host tier (hicache.py) ``host_tokens`` more are in host memory, ending at ``host_node``.
-    """
-
-    num_tokens: int
-    pages: list[int]
-    node: Node
-    host_tokens: int = 0
-    host_node: Node | None = None
 
 
 class RadixCache:
     """Keys are cut down to whole pages before anything else."""
 
-    def __init__(self, pool: Pool, hooks: Hooks) -> None:
+    def __init__(self, pool: Pool, policy: Policy) -> None:
         self.pool = pool
-        self.hooks = hooks
+        self.policy = policy
         self.page_bytes = pool.page_size * WIDTH
         self.clock = 0
         self.num_evicted = 0
@@ -107,7 +79,7 @@ class RadixCache:
             own = pages[start : len(key) // self.page_bytes]
             self.pool.share(own)
             rest = key[found.num_tokens * WIDTH :]
-            leaf = Node(self._next_id, rest, own, found.node, last_access=self.hooks.access_stamp(self.clock))
+            leaf = Node(self._next_id, rest, own, found.node, last_access=self.stamp())
             self._next_id += 1
             self._num_live += 1
             found.node.children[rest[: self.page_bytes]] = leaf
@@ -189,7 +161,11 @@ class RadixCache:
 
     def _tick(self) -> int:
         self.clock += 1
-        return self.hooks.access_stamp(self.clock)
+        return self.stamp()
+
+    def stamp(self) -> int:
+        """Recency of a node that is touched now: the number of this operation, so that it is equal on all ranks."""
+        return self.clock
 
     def _touch(self, node: Node, stamp: int) -> None:
         node.last_access = stamp
@@ -198,7 +174,7 @@ class RadixCache:
     def _offer(self, node: Node) -> None:
         """Make a node a candidate for eviction; entries that have become untrue are skipped when they come up."""
         if self._is_leaf(node):
-            heappush(self._heap, (self.hooks.eviction_key(node), node.node_id, node))
+            heappush(self._heap, (self.policy.eviction_key(node), node.node_id, node))
             if len(self._heap) > 64 + 4 * self._num_live:
                 self._drop_stale()
 
@@ -207,7 +183,7 @@ class RadixCache:
         return not node.children and node.lock_ref == 0
 
     def _is_stale(self, key: int, node: Node) -> bool:
-        return node.parent is None or not self._is_leaf(node) or key != self.hooks.eviction_key(node)
+        return node.parent is None or not self._is_leaf(node) or key != self.policy.eviction_key(node)
 
     def _drop_stale(self) -> None:
         """A cache that is hit for ever and never evicts must not grow a list of outdated candidates."""

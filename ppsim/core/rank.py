@@ -6,23 +6,28 @@ The generator in ``loop.py`` keeps no state of its own, so digests, checks and t
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from ppsim.core.agreed import Agreed
 from ppsim.core.channels import Endpoint
 from ppsim.core.checker import Checker, start_checker
 from ppsim.core.config import RankConfig
-from ppsim.core.effects import Harvest, Work
-from ppsim.core.hooks import Hooks
+from ppsim.core.effects import Effects, Harvest, Work
 from ppsim.core.messages import Hidden, Input, Lane, Output, Verdict
-from ppsim.core.pd_decode import DecodeRole
-from ppsim.core.pd_prefill import PrefillRole
-from ppsim.core.roles import Role
+from ppsim.core.policy import Policy
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import LaunchedBatch
 
 NO_HOST_TIER: Agreed[int] = Agreed(0, "no host tier")
-ROLES: dict[str, type[Role]] = {"plain": Role, "prefill": PrefillRole, "decode": DecodeRole}
+MakeScheduler: TypeAlias = Callable[[RankConfig, int, int, Policy], Scheduler]
+"""From the configuration, the agreed capacities of KV pool and host tier in tokens, and the policy."""
+
+
+Phase: TypeAlias = "Callable[[Rank], Effects[None]]"
+"""A step of an iteration: asks its effects, changes the rank. Phases are known by their ``__name__``."""
+Plan: TypeAlias = tuple[Phase, ...]
 
 
 @dataclass(slots=True, eq=False)
@@ -30,8 +35,13 @@ class Rank:
     """State of one pipeline rank (protocol.md 1.2). Fields below the line live for one iteration."""
 
     config: RankConfig
-    hooks: Hooks
+    policy: Policy
     link: Endpoint
+    make_scheduler: MakeScheduler
+    plan: Plan = ()  # the phases of an iteration, in order (loop.py)
+    at_end: Plan = ()  # what is still owed to others after the last one
+    refusals: dict[str, int] = field(default_factory=dict)  # by rid: allocations that are refused on all ranks alike
+    local_tokens: tuple[int, int] = (0, 0)  # capacities of this rank alone: KV pool, host tier
     iteration: int = 0
     stopped: bool = False
     started: Scheduler | None = None
@@ -68,8 +78,8 @@ class Rank:
 
     def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] = NO_HOST_TIER) -> None:
         """Make the scheduler from the agreed capacities; nothing local can reach it."""
-        self.started = Scheduler(self.config, capacity_tokens.value, self.hooks, host_tokens.value)
-        self.started.role = ROLES[self.config.role](self.started)
+        self.started = self.make_scheduler(self.config, capacity_tokens.value, host_tokens.value, self.policy)
+        self.started.refusals_left = dict(self.refusals)
         self.checker = start_checker(self)
 
     @property
@@ -77,9 +87,12 @@ class Rank:
         """Slot visited in this iteration."""
         return self.iteration % self.config.num_slots
 
+    @property
+    def first_layer(self) -> int:
+        """Number of the layer that this rank's stage begins with: what all stages before it hold (bugs.md B64)."""
+        return sum(self.config.layers[: self.config.pp_rank])
 
-def build_rank(config: RankConfig, hooks: Hooks | None = None) -> Rank:
-    """A rank that has not started yet."""
-    hooks = hooks or Hooks(config.pp_rank, config.tp_rank)
-    config = hooks.arguments(config)
-    return Rank(config, hooks, Endpoint(config))
+    @property
+    def watches_timeouts(self) -> bool:
+        """Only the first rank looks at a clock; it turns what it sees into replicated aborts (bugs.md B02)."""
+        return self.config.is_first and self.link.is_leader

@@ -15,7 +15,7 @@ from enum import Enum
 
 from ppsim.core.errors import TransitionError
 from ppsim.core.messages import NewRequest
-from ppsim.core.prefix import Node
+from ppsim.core.node import Node
 from ppsim.core.tokens import TokenBytes, count, cut, pack, unpack
 
 

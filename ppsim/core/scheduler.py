@@ -39,6 +39,8 @@ class Row:
 class Scheduler(Intake):
     """The decisions of a rank."""
 
+    adder_class: type[PrefillAdder] = PrefillAdder  # fills a prefill batch within its budgets
+
     # --- a visit of a slot -----------------------------------------------------------------------------------
 
     @agreed_call("INV-10", "iteration", result=("result.1",))
@@ -51,7 +53,7 @@ class Scheduler(Intake):
         batch = None
         self.role.before_schedule(slot)
         deferred = self._prefill_is_deferred(slot)
-        if self.role.prefills and not deferred and self.hooks.may_prefill(self, slot):
+        if self.role.prefills and not deferred and self.may_prefill(slot):
             batch = self._new_prefill(slot, iteration)
         if batch is None:
             batch = self._decode(slot, iteration, retracted)
@@ -81,8 +83,16 @@ class Scheduler(Intake):
             slot.running += stay
         if self.config.reopen_empty_slots and not slot.running:
             falls = True
-        if self.hooks.clears_full_flag(slot, falls) or self.role.clears_full_flag:
-            slot.batch_is_full = False
+        if falls or self.role.clears_full_flag:
+            self.reopen(slot)
+
+    def may_prefill(self, slot: Slot) -> bool:
+        """Whether this visit tries a prefill before it decodes, as the policy says."""
+        return self.policy.may_prefill(slot.running, self.waiting, self.kv.pool.free_tokens)
+
+    def reopen(self, slot: Slot) -> None:
+        """``batch_is_full`` falls (docs/batches.md; bugs.md B86)."""
+        slot.batch_is_full = False
 
     def _prefill_is_deferred(self, slot: Slot) -> bool:
         """prefill_decode_interval: after a prefill the rank prefills nothing for so many iterations.
@@ -116,20 +126,16 @@ class Scheduler(Intake):
         in_slot = self.config.max_micro_batch_size - len(slot.running) - num_admitted
         if self.config.chunk_counts_as_row:
             num_new_rows = num_admitted
-        return min(in_slot, len(self.kv.free_rows) - self.hooks.rows_taken(num_admitted, num_new_rows))
+        return min(in_slot, len(self.kv.free_rows) - num_new_rows)
 
     def _new_prefill(self, slot: Slot, iteration: int) -> LaunchedBatch | None:
         only_chunk = decode_goes_first(self, slot)
         if self.chunked is None and (only_chunk or slot.batch_is_full or not self.waiting):
             return None
         places = self.num_places(slot, 0, 0)
-        if places <= 0:
-            if self.chunked is None:
-                slot.batch_is_full = True
-                return None
-            if not self.hooks.may_continue_chunk(self, slot, places):
-                return None
-        self.waiting = self.hooks.admission_order(waiting_order(self.config, self.waiting, self.kv))
+        if places <= 0 and not self.may_continue_chunk(slot, places):
+            return None
+        self.waiting = self.policy.admission_order(waiting_order(self.config, self.waiting, self.kv))
         num_mixed = len(slot.running) if self.config.enable_mixed_chunk else 0
         adder = self._adder(slot, num_mixed)
         if not only_chunk and waiting_goes_first(self):
@@ -146,6 +152,12 @@ class Scheduler(Intake):
             return None
         return self._launch_prefill(slot, iteration, adder)
 
+    def may_continue_chunk(self, slot: Slot, num_places: int) -> bool:
+        """No place is free: a prompt that is being cut goes on all the same (bugs.md B17); else the slot is full."""
+        if self.chunked is None:
+            slot.batch_is_full = True
+        return self.chunked is not None
+
     def _adder(self, slot: Slot, num_mixed: int) -> PrefillAdder:
         if self.config.reserve_all_slots:
             others = (r for r in self.requests.values() if r.req_slot is not None and r is not self.chunked)
@@ -157,9 +169,9 @@ class Scheduler(Intake):
         budget = self.config.chunked_prefill_size
         if budget is not None and self.chunked is not None:
             done = self.chunked.kv_len
-            budget = self.hooks.chunk_size(self, done, planned_chunk(self.config, done))
+            budget = self.policy.chunk_size(done, planned_chunk(self.config, done))
         self.last_chunk_budget = budget
-        adder = PrefillAdder(self.config, self.kv.pool, self.kv.tree, growth, budget, num_mixed, foresight)
+        adder = self.adder_class(self.config, self.kv.pool, self.kv.tree, growth, budget, num_mixed, foresight)
         adder.empty_pieces &= not self._never_mixes(slot)
         return adder
 
@@ -215,7 +227,7 @@ class Scheduler(Intake):
         self.kv.evict_ahead(sum(item.new_tokens for item in adder.admitted), len(adder.admitted))
         for item in adder.admitted:
             request = item.request
-            if not self.kv.can_grow(request, item.new_tokens) or self.hooks.allocation_fails(request):
+            if not self.kv.can_grow(request, item.new_tokens) or self.is_refused_memory(request):
                 self.note("put back")
                 put_back.append(request)  # defined end instead of a crash: it waits again, first in line
                 continue
@@ -239,6 +251,13 @@ class Scheduler(Intake):
             mode = Mode.MIXED
         self.decode_turns = self.config.prefill_decode_interval
         return self._batch(slot, iteration, mode, rows)
+
+    def is_refused_memory(self, request: Request) -> bool:
+        """Whether memory that admission counted on is refused after all, as ``refusals_left`` says."""
+        left = self.refusals_left.get(request.rid, 0)
+        if left:
+            self.refusals_left[request.rid] = left - 1
+        return left > 0
 
     def _put_back(self, requests: list[Request]) -> None:
         for request in requests:
@@ -279,8 +298,8 @@ class Scheduler(Intake):
                 self._retract(slot, retracted)
         elif slot.running:
             self.ratio.decay()
-        if self.hooks.clears_full_flag(slot, len(slot.running) < before):
-            slot.batch_is_full = False
+        if len(slot.running) < before:
+            self.reopen(slot)
         if not slot.running or is_held_up:
             return None
         return self._batch(slot, iteration, Mode.DECODE, self._grow_all(slot.running))
@@ -294,13 +313,12 @@ class Scheduler(Intake):
 
     def _retract(self, slot: Slot, retracted: list[str]) -> None:
         """Pop the least preferred request until the rest fits; abort the last one if even that does not."""
-        order = list(self.hooks.retraction_order(slot.running))
+        order = list(self.policy.retraction_order(slot.running))
         popped: list[Request] = []
         while len(order) > 1 and (not popped or not self._decode_fits(order)):
             request = order.pop()
             popped.append(request)
-            if self.hooks.frees_retracted(request):
-                self.kv.retract(request)
+            self.put_out(request)
             self.kv.evict_after_retraction(self.config.retract_decode_steps * len(order))
             request.num_retractions += 1
         if not self._decode_fits(order):
@@ -313,6 +331,10 @@ class Scheduler(Intake):
         generated = sum(len(r.output_ids) for r in order)
         limits = sum(r.spec.max_new_tokens for r in order)
         self.ratio.after_retraction(generated, len(order), limits, self.config.retract_decode_steps)
+
+    def put_out(self, request: Request) -> None:
+        """A retracted request gives its KV back (bugs.md B48)."""
+        self.kv.retract(request)
 
     def _abort_unfit(self, request: Request) -> None:
         """Even alone its next token does not fit: a clear reply instead of a crash."""
@@ -371,7 +393,7 @@ class Scheduler(Intake):
         delivered: list[tuple[str, int]] = []
         finished: list[str] = []
         tokens: list[int] = []
-        sampled = self.hooks.rows_to_harvest(batch, token_ids) if token_ids is not None else ()
+        sampled = self.rows_of(batch, token_ids) if token_ids is not None else ()
         for row, request in enumerate(batch.requests):
             request.num_inflight -= 1
             if request.is_terminal:
@@ -388,10 +410,10 @@ class Scheduler(Intake):
                 if not batch.forward.pieces[row].is_last_chunk:
                     request.inflight_middle_chunks -= 1
                 request.on(Event.DISCARD)
-                if self.hooks.may_end_now(request):
+                if self.may_end_now(request):
                     self._end_aborted(request)
                 continue
-            if not batch.forward.pieces[row].is_decode and self.hooks.is_middle_chunk(request):
+            if not batch.forward.pieces[row].is_decode and self.is_middle_chunk(request):
                 request.inflight_middle_chunks -= 1
                 request.on(Event.MIDDLE_CHUNK)
                 continue
@@ -409,6 +431,14 @@ class Scheduler(Intake):
             delivered.append((request.rid, len(request.output_ids)))
             tokens.append(token)
         return self._harvest(iteration, slot.index, batch.iteration, delivered, finished, tokens)
+
+    def rows_of(self, batch: LaunchedBatch, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        """The sampled token of each row of a harvested batch, in the order of its requests."""
+        return token_ids
+
+    def is_middle_chunk(self, request: Request) -> bool:
+        """Whether a harvested row belongs to a middle chunk, so that its token is to be discarded (protocol.md 4.4)."""
+        return request.inflight_middle_chunks > 0
 
     def _append(self, request: Request, token: int, finished: list[str]) -> None:
         first = request.state is State.PREFILL

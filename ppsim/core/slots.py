@@ -28,6 +28,11 @@ class LaunchedBatch:
     def is_extend(self) -> bool:
         return self.forward.mode is not Mode.DECODE
 
+    @property
+    def num_logprobs(self) -> int:
+        """Rows whose requests asked for logprobs."""
+        return sum(request.spec.return_logprob for request in self.requests)
+
 
 @dataclass(slots=True, eq=False)
 class Slot:

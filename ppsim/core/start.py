@@ -37,7 +37,7 @@ def agree_on_start(rank: Rank) -> Effects[None]:
     """Agree on the capacities and start the scheduler. Raises ProtocolError if the arguments differ."""
     pool = (yield from observe("capacity", (), -1)).value[0]
     host = (yield from observe("host_capacity", (), -1)).value[0] if rank.config.hicache_write_policy else 0
-    local = (pool, host)
+    local = rank.local_tokens = (pool, host)
     works: list[Work] = []
     stage_min = yield from _stage_minimum(rank, local, works)
     agreed = stage_min
@@ -45,8 +45,7 @@ def agree_on_start(rank: Rank) -> Effects[None]:
         agreed = yield from _ring_minimum(rank, stage_min, works)
     agreed = yield from _hand_out(rank, agreed, works)
     yield from commit_all(works)
-    tokens = rank.hooks.capacity(agreed[0], pool), rank.hooks.host_capacity(agreed[1], host)
-    rank.start(Agreed(tokens[0], "start ring"), Agreed(tokens[1], "start ring"))
+    rank.start(Agreed(agreed[0], "start ring"), Agreed(agreed[1], "start ring"))
 
 
 def _stage_minimum(rank: Rank, local: Tokens, works: list[Work]) -> Effects[Tokens]:

@@ -17,7 +17,7 @@ def expired(rank: Rank) -> Effects[tuple[AbortReq, ...]]:
     config = rank.config
     if not (config.waiting_timeout_ms or config.running_timeout_ms):
         return ()
-    if not rank.hooks.watches_timeouts(config.is_first and rank.link.is_leader):
+    if not rank.watches_timeouts:
         return ()
     now_ms = (yield from observe("clock_ms", (), rank.iteration)).value[0]
     stamp_all(rank, now_ms)

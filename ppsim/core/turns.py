@@ -28,7 +28,7 @@ def decode_goes_first(scheduler: Scheduler, slot: Slot) -> bool:
         return False
     if not any(r.state is State.DECODE for r in slot.running):
         slot.num_prefills = 0
-    return scheduler.hooks.decode_goes_first(slot.num_prefills, limit)
+    return scheduler.policy.decode_goes_first(slot.num_prefills, limit)
 
 
 def count_prefill(scheduler: Scheduler, slot: Slot, batch: LaunchedBatch | None) -> None:
@@ -45,7 +45,7 @@ def waiting_goes_first(scheduler: Scheduler) -> bool:
     if not limit or scheduler.chunked is None or not scheduler.waiting:
         scheduler.num_chunks = 0
         return False
-    return scheduler.hooks.waiting_goes_first(scheduler.num_chunks, limit)
+    return scheduler.policy.waiting_goes_first(scheduler.num_chunks, limit)
 
 
 def continue_behind(scheduler: Scheduler, slot: Slot, adder: PrefillAdder) -> None:

@@ -21,17 +21,32 @@ another look at local state (bugs.md I3). What SGLang released differs in two wa
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from ppsim.core.channels import commit_all
-from ppsim.core.consensus import Rids
+from ppsim.core.consensus import Rids, intersect, unite
 from ppsim.core.effects import Effects
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Lane, Verdict, Vote
-from ppsim.core.rank import Rank
+from ppsim.core.rank import Phase, Rank
 
 LocalView: TypeAlias = Callable[[Rank], Effects[tuple[Rids, Rids]]]
 Apply: TypeAlias = Callable[[Rank, Verdict], Effects[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """One vote: its name on the wire, what a rank sees, and what it does with the conclusion.
+
+    ``terminal``: good means "over everywhere", and bad says which of these failed somewhere; otherwise bad takes a
+    request out of the good ones.
+    """
+
+    name: str
+    view: LocalView
+    apply: Apply
+    terminal: bool = False
 
 
 def votes_go_on(rank: Rank, iteration: int) -> bool:
@@ -39,79 +54,175 @@ def votes_go_on(rank: Rank, iteration: int) -> bool:
     return rank.last_vote is None or iteration <= rank.last_vote
 
 
-def first_pass(rank: Rank, name: str, local_view: LocalView) -> Effects[None]:
-    """Combine what came from upstream with what this rank sees now. Leaders of a stage only speak to each other.
+class Voting:
+    """The phases of the ring votes. A leader speaks to leaders; inside a stage the replicas tell their leader."""
 
-    Then wait for what was sent of this vote: by a leader in the iteration before, by a replica just now.
-    """
-    if votes_go_on(rank, rank.iteration):
-        yield from _combine(rank, name, local_view)
-    yield from commit_all(rank.vote_work.setdefault(name, []))
+    # --- phases of an iteration, one of each kind for each ballot -------------------------------------------------
 
+    def first(self, ballot: Ballot) -> Phase:
+        """Phase ``first_pass_NAME``: combine what came from upstream with what this rank sees now.
 
-def _combine(rank: Rank, name: str, local_view: LocalView) -> Effects[None]:
-    good, bad = yield from local_view(rank)
-    good, bad = yield from _within_stage(rank, name, good, bad)
-    if not rank.config.is_first and rank.link.is_leader and rank.hooks.takes_part(name, good, bad):
-        vote = yield from _take_vote(rank, name, rank.link.prev, Lane.CONTROL)
-        good = rank.hooks.combine_good(vote.good, good)
-        bad = rank.hooks.combine_bad(vote.bad, bad)
-    rank.first_pass[name] = (tuple(rid for rid in good if rid not in bad or name in TERMINAL_VOTES), bad)
+        Then wait for what was sent of this vote: by a leader in the iteration before, by a replica just now.
+        """
 
+        def phase(rank: Rank) -> Effects[None]:
+            if votes_go_on(rank, rank.iteration):
+                rank.first_pass[ballot.name] = yield from self.combine(rank, ballot)
+            yield from commit_all(rank.vote_work.setdefault(ballot.name, []))
 
-TERMINAL_VOTES = ("release", "transferred")
-"""Votes about terminal states: good means "terminal everywhere", bad says that it failed somewhere."""
+        return named_phase(phase, f"first_pass_{ballot.name}")
 
+    def second_send(self, ballot: Ballot) -> Phase:
+        """Phase ``second_send_NAME``: publish or pass on the conclusion."""
 
-def send_votes(rank: Rank) -> Effects[None]:
-    """End of the iteration: pass the combined sets on, one message a vote, empty or not."""
-    if not votes_go_on(rank, rank.iteration) or rank.config.is_last or not rank.link.is_leader:
-        return
-    for name, (good, bad) in rank.first_pass.items():
-        if not rank.hooks.takes_part(name, good, bad):
-            continue
+        def phase(rank: Rank) -> Effects[None]:
+            yield from self.send_conclusion(rank, ballot.name)
+
+        return named_phase(phase, f"second_send_{ballot.name}")
+
+    def second_receive(self, ballot: Ballot) -> Phase:
+        """Phase ``second_receive_NAME``: take the conclusion that is due; it is applied later in the iteration."""
+
+        def phase(rank: Rank) -> Effects[None]:
+            rank.due[ballot.name] = yield from self.receive_conclusion(rank, ballot.name)
+
+        return named_phase(phase, f"second_receive_{ballot.name}")
+
+    def second_commit(self, ballot: Ballot) -> Phase:
+        """Phase ``second_commit_NAME``: what was sent of a conclusion in this iteration has been taken, if anything."""
+
+        def phase(rank: Rank) -> Effects[None]:
+            yield from commit_all(rank.verdict_work.setdefault(ballot.name, []))
+
+        return named_phase(phase, f"second_commit_{ballot.name}")
+
+    def apply(self, ballot: Ballot) -> Phase:
+        """Phase ``apply_NAME``: apply the conclusion that was taken in this iteration."""
+
+        def phase(rank: Rank) -> Effects[None]:
+            verdict = rank.due.pop(ballot.name, None)
+            if verdict is not None:
+                yield from ballot.apply(rank, verdict)
+
+        return named_phase(phase, f"apply_{ballot.name}")
+
+    def send_votes(self, rank: Rank) -> Effects[None]:
+        """End of the iteration: pass the combined sets on, one message a vote, empty or not."""
+        if not votes_go_on(rank, rank.iteration) or rank.config.is_last or not rank.link.is_leader:
+            return
+        for name, (good, bad) in rank.first_pass.items():
+            yield from self.pass_on(rank, name, good, bad)
+
+    def pass_on_the_rest(self, rank: Rank, ballots: tuple[Ballot, ...]) -> Effects[None]:
+        """After the last iteration: the conclusions that the next rank still waits for."""
+        for ballot in ballots:
+            yield from self.send_conclusion(rank, ballot.name)
+
+    # --- first pass ----------------------------------------------------------------------------------------------
+
+    def combine(self, rank: Rank, ballot: Ballot) -> Effects[tuple[Rids, Rids]]:
+        """The good and bad set of this rank and of all before it, in queue order."""
+        good, bad = yield from ballot.view(rank)
+        if rank.link.is_leader:
+            good, bad = yield from self.hear_replicas(rank, ballot.name, good, bad)
+            if not rank.config.is_first:
+                good, bad = yield from self.hear_upstream(rank, ballot.name, good, bad)
+        else:
+            yield from self.tell_leader(rank, ballot.name, good, bad)
+        return tuple(rid for rid in good if rid not in bad or ballot.terminal), bad
+
+    def reduce_good(self, upstream: Rids, local: Rids) -> Rids:
+        """Good sets by intersection, in queue order (bugs.md I4, B16)."""
+        return intersect(upstream, local)
+
+    def reduce_bad(self, upstream: Rids, local: Rids) -> Rids:
+        """Bad sets by union, upstream first."""
+        return unite(upstream, local)
+
+    def tell_leader(self, rank: Rank, name: str, good: Rids, bad: Rids) -> Effects[None]:
+        """A replica tells its leader what it sees, empty or not (B24)."""
+        vote = Vote(rank.link.rank_id, rank.iteration, rank.slot, name, good, bad, Lane.TP)
+        rank.vote_work.setdefault(name, []).append((yield from rank.link.send(rank.link.leader, vote)))
+
+    def hear_replicas(self, rank: Rank, name: str, good: Rids, bad: Rids) -> Effects[tuple[Rids, Rids]]:
+        """What a whole stage sees: every replica takes part."""
+        for replica in rank.link.replicas:
+            vote = yield from self.take_vote(rank, name, replica, Lane.TP)
+            good, bad = self.reduce_good(good, vote.good), self.reduce_bad(bad, vote.bad)
+        return good, bad
+
+    def hear_upstream(self, rank: Rank, name: str, good: Rids, bad: Rids) -> Effects[tuple[Rids, Rids]]:
+        """What all stages up to this one see."""
+        vote = yield from self.take_vote(rank, name, rank.link.prev, Lane.CONTROL)
+        return self.reduce_good(vote.good, good), self.reduce_bad(vote.bad, bad)
+
+    def pass_on(self, rank: Rank, name: str, good: Rids, bad: Rids) -> Effects[None]:
+        """Tell the next stage what all stages up to this one see."""
         vote = Vote(rank.link.rank_id, rank.iteration, rank.slot, name, good, bad)
         rank.vote_work.setdefault(name, []).append((yield from rank.link.send(rank.link.next, vote)))
 
+    def take_vote(self, rank: Rank, name: str, src: int, lane: Lane) -> Effects[Vote]:
+        vote = yield from rank.link.receive(Vote, src, lane, rank.iteration, rank.slot)
+        if vote.name != name:
+            raise out_of_order(rank, f"vote {name}", f"vote {vote.name}")
+        return vote
 
-def second_pass_send(rank: Rank, name: str) -> Effects[None]:
-    """The last rank publishes the conclusion of this iteration; every other rank passes on what it applied last."""
-    if not rank.link.is_leader or rank.config.pp_size == 1:
-        return
-    message = rank.carried.get(name)
-    if rank.config.is_last:
-        message = conclusion(rank, name) if _publishes(rank) else None
-    if message is not None:
-        rank.verdict_work.setdefault(name, []).append((yield from rank.link.send(rank.link.next, message)))
+    # --- second pass ---------------------------------------------------------------------------------------------
 
+    def send_conclusion(self, rank: Rank, name: str) -> Effects[None]:
+        """The last rank publishes the conclusion of this iteration; every other rank passes on what it applied last."""
+        if not rank.link.is_leader or rank.config.pp_size == 1:
+            return
+        message = rank.carried.get(name)
+        if rank.config.is_last:
+            publishes = rank.iteration >= rank.config.pp_async_batch_depth and votes_go_on(rank, rank.iteration)
+            message = conclusion(rank, name) if publishes else None
+        if message is not None:
+            rank.verdict_work.setdefault(name, []).append((yield from rank.link.send(rank.link.next, message)))
 
-def second_pass_receive(rank: Rank, name: str) -> Effects[Verdict | None]:
-    """The conclusion that is due in this iteration; it is applied by the caller and passed on in the next one."""
-    config = rank.config
-    about = rank.iteration - config.pp_size + 1
-    if about < config.pp_async_batch_depth or not votes_go_on(rank, about):
-        rank.carried[name] = None
-        return None
-    verdict = yield from _take_verdict(rank, name, about)
-    rank.carried[name] = None if config.is_last else rank.hooks.forwarded_verdict(rank, verdict)
-    expected = rank.applied_verdicts.get(name, 0) + 1
-    if verdict.number != expected:
-        raise ProtocolError(
-            rank.link.rank_id,
-            rank.iteration,
-            rank.slot,
-            f"conclusion {expected} of vote {name}",
-            str(verdict.number),
-            "a conclusion was left out or applied twice",
-            "INV-37",
-        )
-    rank.applied_verdicts[name] = verdict.number
-    return verdict
+    def receive_conclusion(self, rank: Rank, name: str) -> Effects[Verdict | None]:
+        """The conclusion that is due in this iteration; it is passed on in the next one."""
+        config = rank.config
+        about = rank.iteration - config.pp_size + 1
+        if about < config.pp_async_batch_depth or not votes_go_on(rank, about):
+            rank.carried[name] = None
+            return None
+        verdict = yield from self.take_conclusion(rank, name, about)
+        rank.carried[name] = None if config.is_last else self.forwarded(verdict)
+        expected = rank.applied_verdicts.get(name, 0) + 1
+        if verdict.number != expected:
+            raise ProtocolError(
+                rank.link.rank_id,
+                rank.iteration,
+                rank.slot,
+                f"conclusion {expected} of vote {name}",
+                str(verdict.number),
+                "a conclusion was left out or applied twice",
+                "INV-37",
+            )
+        rank.applied_verdicts[name] = verdict.number
+        return verdict
 
+    def forwarded(self, verdict: Verdict) -> Verdict:
+        """What is passed on of a conclusion: the conclusion itself, unchanged."""
+        return verdict
 
-def second_pass_commit(rank: Rank, name: str) -> Effects[None]:
-    """Wait for what this rank has sent of a conclusion in this iteration, whether or not it received one."""
-    yield from commit_all(rank.verdict_work.setdefault(name, []))
+    def take_conclusion(self, rank: Rank, name: str, about: int) -> Effects[Verdict]:
+        """The conclusion of iteration ``about``: from upstream, or inside the stage from the leader."""
+        link, slot = rank.link, about % rank.config.num_slots
+        if not link.is_leader:
+            verdict = yield from link.receive(Verdict, link.leader, Lane.TP, about, slot)
+        elif rank.config.pp_size == 1:
+            verdict = conclusion(rank, name)
+        else:
+            verdict = yield from link.receive(Verdict, link.prev, Lane.CONTROL, about, slot)
+        if verdict.name != name:
+            raise out_of_order(rank, f"verdict of vote {name}", f"verdict of vote {verdict.name}")
+        if link.is_leader:
+            for replica in link.replicas:
+                inside = Verdict(link.rank_id, about, slot, name, verdict.number, verdict.good, verdict.bad, Lane.TP)
+                rank.verdict_work.setdefault(name, []).append((yield from link.send(replica, inside)))
+        return verdict
 
 
 def conclusion(rank: Rank, name: str) -> Verdict:
@@ -121,60 +232,12 @@ def conclusion(rank: Rank, name: str) -> Verdict:
     return Verdict(rank.link.rank_id, rank.iteration, rank.slot, name, number, good, bad)
 
 
-def _publishes(rank: Rank) -> bool:
-    return rank.iteration >= rank.config.pp_async_batch_depth and votes_go_on(rank, rank.iteration)
+def out_of_order(rank: Rank, expected: str, came: str) -> ProtocolError:
+    why = "the votes are sent and received in different orders"
+    return ProtocolError(rank.link.rank_id, rank.iteration, rank.slot, expected, came, why)
 
 
-def _take_verdict(rank: Rank, name: str, about: int) -> Effects[Verdict]:
-    config, link = rank.config, rank.link
-    slot = about % config.num_slots
-    if not link.is_leader:
-        verdict = yield from link.receive(Verdict, link.leader, Lane.TP, about, slot)
-    elif config.pp_size == 1:
-        verdict = conclusion(rank, name)
-    else:
-        verdict = yield from link.receive(Verdict, link.prev, Lane.CONTROL, about, slot)
-    if verdict.name != name:
-        raise ProtocolError(
-            link.rank_id,
-            rank.iteration,
-            rank.slot,
-            f"verdict of vote {name}",
-            f"verdict of vote {verdict.name}",
-            "the votes are sent and received in different orders",
-        )
-    if link.is_leader:
-        for replica in link.replicas:
-            inside = Verdict(link.rank_id, about, slot, name, verdict.number, verdict.good, verdict.bad, Lane.TP)
-            rank.verdict_work.setdefault(name, []).append((yield from link.send(replica, inside)))
-    return verdict
-
-
-def _within_stage(rank: Rank, name: str, good: Rids, bad: Rids) -> Effects[tuple[Rids, Rids]]:
-    """Tensor-parallel replicas tell their leader what they see; every replica takes part, empty or not (B24)."""
-    link = rank.link
-    if not link.is_leader:
-        if not rank.hooks.takes_part(name, good, bad):
-            return good, bad
-        vote = Vote(link.rank_id, rank.iteration, rank.slot, name, good, bad, Lane.TP)
-        rank.vote_work.setdefault(name, []).append((yield from link.send(link.leader, vote)))
-        return good, bad
-    for replica in link.replicas:
-        vote = yield from _take_vote(rank, name, replica, Lane.TP)
-        good = rank.hooks.combine_good(good, vote.good)
-        bad = rank.hooks.combine_bad(bad, vote.bad)
-    return good, bad
-
-
-def _take_vote(rank: Rank, name: str, src: int, lane: Lane) -> Effects[Vote]:
-    vote = yield from rank.link.receive(Vote, src, lane, rank.iteration, rank.slot)
-    if vote.name != name:
-        raise ProtocolError(
-            rank.link.rank_id,
-            rank.iteration,
-            rank.slot,
-            f"vote {name}",
-            f"vote {vote.name}",
-            "the votes are sent and received in different orders",
-        )
-    return vote
+def named_phase(phase: Phase, name: str) -> Phase:
+    """The phase under its name in the list (bugs and dumps find it by that)."""
+    phase.__name__ = name
+    return phase

@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import seed as hypothesis_seed
 
 from ppsim.core.digest import digest
-from ppsim.core.hooks import Hooks
+from ppsim.core.parts import Change
 from ppsim.errors import EXIT_NONDETERMINISM, EXIT_SAFETY, ScenarioError
 from ppsim.fuzz.cluster import ray_rounds
 from ppsim.fuzz.database import ExampleDatabase
@@ -26,7 +26,6 @@ from ppsim.fuzz.experiment import (
     NO_END,
     USUAL,
     Experiment,
-    MakeHooks,
     Outcome,
     Signature,
     Terms,
@@ -38,7 +37,7 @@ from ppsim.fuzz.profiles import Profile, profile_named
 from ppsim.fuzz.repro import Repro
 from ppsim.fuzz.shrink import Shrinker
 from ppsim.fuzz.workers import WorkerDied, in_processes
-from ppsim.planted import hooks_for, load_plugin
+from ppsim.plugin import Loaded, load
 from ppsim.recording import Verdict
 from ppsim.recording.diff import first_difference
 
@@ -62,10 +61,11 @@ class Order:
     plugin: str | None = None
     terms: Terms = USUAL
     num_skipped: int = 0
-    policies: tuple[type[Hooks], ...] = ()  # classes of the caller's own process, which no file can name
+    policies: tuple[type, ...] = ()  # classes of the caller's own process, which no file can name
 
-    def hooks(self) -> MakeHooks:
-        return hooks_for(self.bugs, load_plugin(self.plugin) if self.plugin else None, self.policies)
+    def loaded(self) -> Loaded:
+        """The change, read anew: each process that runs examples has one of its own."""
+        return load(self.bugs, self.plugin, self.policies)
 
 
 @dataclass(slots=True)
@@ -121,7 +121,7 @@ def run_round(order: Order, number: int, num_examples: int, deadline: float | No
     """Generate and run the examples of one round; stops at its first failure, or after ``deadline`` (monotonic)."""
     result = RoundResult(number)
     profile: Profile = profile_named(order.profile)
-    hooks = order.hooks()
+    change = order.loaded().change
     digests: list[str] = []
 
     @hypothesis_seed(int(digest(order.seed, number), 16))
@@ -136,7 +136,7 @@ def run_round(order: Order, number: int, num_examples: int, deadline: float | No
     def check(experiment: Experiment) -> None:
         if deadline is not None and time.monotonic() > deadline:
             raise Stop
-        outcome = examine(experiment, hooks, result, order.terms)
+        outcome = examine(experiment, change, result, order.terms)
         if outcome is None:
             return
         digests.append(outcome.digest)
@@ -155,11 +155,11 @@ def run_round(order: Order, number: int, num_examples: int, deadline: float | No
     return result
 
 
-def examine(experiment: Experiment, hooks: MakeHooks, result: RoundResult, terms: Terms = USUAL) -> Outcome | None:
+def examine(experiment: Experiment, change: Change, result: RoundResult, terms: Terms = USUAL) -> Outcome | None:
     """Run one example, count what it reached; one in twenty is run twice. None for an impossible scenario."""
     shown = (result.num_examples + 1) % REPORTS_EVERY == 0
     try:
-        outcome = run_experiment(experiment, hooks, terms=terms if shown else replace(terms, reports=None))
+        outcome = run_experiment(experiment, change, terms=terms if shown else replace(terms, reports=None))
     except ScenarioError:
         return None
     result.num_examples += 1
@@ -169,7 +169,7 @@ def examine(experiment: Experiment, hooks: MakeHooks, result: RoundResult, terms
         result.pairs.update(pairs)
     if outcome.signature is None and result.num_examples % TWICE_EVERY == 0:
         result.twice += 1
-        again = run_experiment(experiment, hooks, terms=replace(terms, reports=None))
+        again = run_experiment(experiment, change, terms=replace(terms, reports=None))
         if differ(outcome, again):
             return nondeterministic(outcome, again)
     return outcome
@@ -281,9 +281,9 @@ def take(total: CampaignResult, digests: list[str], result: RoundResult) -> None
 
 def still_failing(order: Order, database: ExampleDatabase) -> tuple[RoundResult, bool] | None:
     """The first kept example that still fails, and whether it is small; those before it pass now and are dropped."""
-    hooks = order.hooks()
+    change = order.loaded().change
     for kept in database.failing():
-        outcome = run_experiment(kept.experiment, hooks, terms=order.terms)
+        outcome = run_experiment(kept.experiment, change, terms=order.terms)
         if outcome.signature is not None:
             endless = outcome if outcome.signature.invariant == NO_END else None
             failed = RoundResult(-1, failing=kept.experiment, signature=outcome.signature, endless=endless)
@@ -321,16 +321,16 @@ def finding(order: Order, result: RoundResult, example: int, seconds: float, shr
     assert result.signature is not None
     if result.endless is not None:
         return endless_finding(order, result.failing, result.endless, example, seconds)
-    hooks, terms = order.hooks(), terms_of(result.signature, order.terms)
-    shrinker = Shrinker(result.signature, hooks, terms=terms)
-    smallest, outcome, stable = result.failing, *run_twice(result.failing, hooks, terms)
+    change, terms = order.loaded().change, terms_of(result.signature, order.terms)
+    shrinker = Shrinker(result.signature, change, terms=terms)
+    smallest, outcome, stable = result.failing, *run_twice(result.failing, change, terms)
     before, is_cut = Experiment(smallest.raw, outcome.tape), False
     if stable and shrink and result.signature.is_like(outcome.signature):
         try:
             smallest = shrinker.shrink(result.failing)
         except KeyboardInterrupt:  # what is found is not lost
             is_cut = True
-        outcome, stable = run_twice(smallest, hooks, terms)
+        outcome, stable = run_twice(smallest, change, terms)
     if stable and not shrinker.signature.is_like(outcome.signature):  # it has happened once, and not again
         other = Outcome(Verdict("fail", EXIT_SAFETY, f"{result.signature.invariant} is broken"), "", None, ())
         outcome = nondeterministic(outcome, other)
@@ -354,7 +354,7 @@ def terms_of(signature: Signature, terms: Terms) -> Terms:
     return terms if signature.invariant.startswith("report-") else replace(terms, reports=None)
 
 
-def run_twice(experiment: Experiment, hooks: MakeHooks, terms: Terms = USUAL) -> tuple[Outcome, bool]:
+def run_twice(experiment: Experiment, change: Change, terms: Terms = USUAL) -> tuple[Outcome, bool]:
     """The outcome of an experiment, and whether a second run is the same."""
-    one, other = (run_experiment(experiment, hooks, terms=terms) for _ in range(2))
+    one, other = (run_experiment(experiment, change, terms=terms) for _ in range(2))
     return (nondeterministic(one, other), False) if differ(one, other) else (one, True)

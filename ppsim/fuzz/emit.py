@@ -21,9 +21,8 @@ def regression_test(repro: Repro, name: str) -> str:
     what = repro.signature.invariant
     if what == "nondeterminism":
         raise UsageError("two runs of this file differ, so no test can keep it: mend what makes them differ")
-    hooks = f"hooks_for({literal(list(repro.bugs))}" + (
-        f", load_plugin({json.dumps(repro.plugin)}))" if repro.plugin else ")"
-    )
+    plugin = f", {json.dumps(repro.plugin)}" if repro.plugin else ""
+    change = f"load({literal(list(repro.bugs))}{plugin}).change"
     is_planted = bool(repro.bugs or repro.plugin)
     lines = [f'"""{what}: found by the fuzzer and shrunk; kept so that it cannot come back."""', ""]
     terms = ""
@@ -33,14 +32,14 @@ def regression_test(repro: Repro, name: str) -> str:
     names = "Experiment, Terms, run_experiment" if terms else "Experiment, run_experiment"
     lines.append(f"from ppsim.fuzz.experiment import {names}, tape_of")
     if is_planted:
-        lines.append("from ppsim.planted import hooks_for" + (", load_plugin" if repro.plugin else ""))
+        lines.append("from ppsim.plugin import load")
     lines += ["", f"RAW = {literal(repro.experiment.raw)}", *tape_lines(repro.experiment.tape)]
     if is_planted:
         lines += [
             "",
             "",
             f"def test_{name}_is_caught() -> None:",
-            f"    outcome = run_experiment(Experiment(RAW, TAPE), {hooks}{terms})",
+            f"    outcome = run_experiment(Experiment(RAW, TAPE), {change}{terms})",
             "    assert outcome.signature is not None",
             f"    assert outcome.signature.invariant == {json.dumps(what)}",
         ]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ppsim.core.digest import digest
-from ppsim.core.hooks import Hooks
+from ppsim.core.parts import Change
 from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN, PluginError, ScenarioError
 from ppsim.fuzz.limit import MAX_EXAMPLE_S, Limit, OutOfTime
 from ppsim.recording import Verdict
@@ -26,7 +26,6 @@ from ppsim.world.simulate import SimulationResult, simulate
 
 ANY_ROLE = "any"
 NO_END = "no-end"
-MakeHooks = Callable[[int, int], Hooks]
 Reports = Callable[[Scenario, SimulationResult], None]
 
 
@@ -151,7 +150,7 @@ def is_valid(experiment: Experiment) -> bool:
 
 
 def run_experiment(
-    experiment: Experiment, hooks: MakeHooks | None = None, choices: Choices | None = None, terms: Terms = USUAL
+    experiment: Experiment, change: Change | None = None, choices: Choices | None = None, terms: Terms = USUAL
 ) -> Outcome:
     """Run it. A run that has no end is a finding, as is an exception of the core, of a hook, the world or a report."""
     scenario = validate(experiment.raw)
@@ -161,7 +160,7 @@ def run_experiment(
     result = None
     try:
         with limit:
-            result = simulate(scenario, hooks=hooks, choices=recorder, began=limit.began)
+            result = simulate(scenario, change=change, choices=recorder, began=limit.began)
             if terms.reports is not None and result.verdict.kind == "pass":
                 terms.reports(scenario, result)
     except ScenarioError:

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
+from ppsim.core.parts import Change
 from ppsim.errors import UsageError
-from ppsim.fuzz.experiment import USUAL, Experiment, MakeHooks, Outcome, Signature, Terms, run_experiment
+from ppsim.fuzz.experiment import USUAL, Experiment, Outcome, Signature, Terms, run_experiment
 from ppsim.recording.digest import run_digest
 from ppsim.scenario.load import validate
 from ppsim.scenario.tree import Chance, Scenario
@@ -125,7 +126,7 @@ def parse_bounds(texts: list[str], *, reduced: bool = True) -> Bounds:
     )
 
 
-def chosen(raw: dict[str, Any], bounds: Bounds, hooks: MakeHooks | None, terms: Terms = USUAL) -> Bounds:
+def chosen(raw: dict[str, Any], bounds: Bounds, change: Change | None, terms: Terms = USUAL) -> Bounds:
     """Bounds that leave something to explore, where those that were given leave one execution, which proves nothing.
 
     One abort of any request at any time; then each kind of fact that the scenario has, in time or an iteration late,
@@ -134,7 +135,7 @@ def chosen(raw: dict[str, Any], bounds: Bounds, hooks: MakeHooks | None, terms: 
     if bounds.delays or bounds.aborts or bounds.failures or not bounds.reduced:
         return bounds
     scenario = validate(raw)
-    num_requests, num_iterations = len(scenario.workload.requests), length(raw, bounds, hooks, terms)
+    num_requests, num_iterations = len(scenario.workload.requests), length(raw, bounds, change, terms)
     total = 1 + num_requests * num_iterations
     if total > MAX_CHOSEN:
         raise UsageError(
@@ -148,7 +149,7 @@ def chosen(raw: dict[str, Any], bounds: Bounds, hooks: MakeHooks | None, terms: 
         if num_facts and total <= MAX_CHOSEN:
             delays[kind] = 1
     late = replace(bounds, aborts=num_iterations, delays=delays)
-    return replace(late, aborts=max(num_iterations, length(raw, late, hooks, terms))) if delays else late
+    return replace(late, aborts=max(num_iterations, length(raw, late, change, terms))) if delays else late
 
 
 class Latest(ExhaustiveChoices):
@@ -163,9 +164,9 @@ class Latest(ExhaustiveChoices):
         return min(n - 1, self.bounds.delays.get(words[1], 0)) if words[0] == "delay" else 0
 
 
-def length(raw: dict[str, Any], bounds: Bounds, hooks: MakeHooks | None, terms: Terms) -> int:
+def length(raw: dict[str, Any], bounds: Bounds, change: Change | None, terms: Terms) -> int:
     """Iterations of the scenario with all delays; at least 1."""
-    outcome = run_experiment(Experiment(as_explored(raw, bounds)), hooks, Latest(bounds), terms)
+    outcome = run_experiment(Experiment(as_explored(raw, bounds)), change, Latest(bounds), terms)
     return max(1, 0 if outcome.result is None else len(outcome.result.recording.decisions[0]))
 
 
@@ -237,7 +238,7 @@ def variants(raw: dict[str, Any], bounds: Bounds) -> Iterator[dict[str, Any]]:
 def explore(
     raw: dict[str, Any],
     bounds: Bounds,
-    hooks: MakeHooks | None = None,
+    change: Change | None = None,
     *,
     max_findings: int = 1,
     budget_s: float | None = None,
@@ -262,7 +263,7 @@ def explore(
                 out_of_time = budget_s is not None and found.seconds > budget_s
                 if len(seen) >= max_findings or found.executions >= bounds.executions or out_of_time:
                     return found
-                outcome = run_experiment(Experiment(variant), hooks, choices, terms)
+                outcome = run_experiment(Experiment(variant), change, choices, terms)
                 record(found, outcome, is_first=number == 0)
                 if outcome.signature is not None and outcome.signature not in seen:
                     seen.append(outcome.signature)

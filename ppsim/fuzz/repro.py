@@ -15,9 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from ppsim.errors import UsageError
-from ppsim.fuzz.experiment import USUAL, Experiment, MakeHooks, Outcome, Signature, Terms, run_experiment
+from ppsim.fuzz.experiment import USUAL, Experiment, Outcome, Signature, Terms, run_experiment
 from ppsim.parsing import parse_json
-from ppsim.planted import hooks_for, load_plugin
+from ppsim.plugin import Loaded
+from ppsim.plugin import load as load_change
 
 FORMAT = 1
 
@@ -35,12 +36,12 @@ class Repro:
     version: str = ""
     plugin_digest: str | None = None  # of the plug-in's text when the file was written
 
-    def hooks(self) -> MakeHooks:
-        """The hooks that were on."""
-        return hooks_for(self.bugs, load_plugin(self.plugin) if self.plugin else None)
+    def loaded(self) -> Loaded:
+        """The change that was on."""
+        return load_change(self.bugs, self.plugin)
 
     def run(self, terms: Terms = USUAL) -> Outcome:
-        return run_experiment(self.experiment, self.hooks(), terms=terms)
+        return run_experiment(self.experiment, self.loaded().change, terms=terms)
 
     def again(self, outcome: Outcome) -> bool:
         """Whether a run is the saved one, bit for bit."""

@@ -14,13 +14,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ppsim.core.hooks import Hooks
+from ppsim.core.parts import UNCHANGED, Change
 from ppsim.errors import ScenarioError
 from ppsim.fuzz.experiment import (
     ANY_ROLE,
     USUAL,
     Experiment,
-    MakeHooks,
     Outcome,
     Signature,
     Terms,
@@ -104,17 +103,17 @@ class Shrinker:
     """Greedy descent; ``runs`` counts the experiments that were tried.
 
     What must stay is the signature of the failure; a subclass may ask for something else (``still_holds``). Where
-    hooks are on and the right protocol passes at first, it must pass at every step: else what is left in the end may
+    bugs are on and the right protocol passes at first, it must pass at every step: else what is left in the end may
     be a scenario that no protocol survives (everybody sends first, on links that block).
     """
 
     signature: Signature
-    hooks: MakeHooks | None
+    change: Change | None
     max_runs: int = MAX_RUNS
     terms: Terms = USUAL
     runs: int = 0
     tried: set[str] = field(default_factory=set)  # keys of candidates that do not show it
-    hooks_are_at_fault: bool = False
+    change_is_at_fault: bool = False
 
     def shrink(self, experiment: Experiment) -> Experiment:
         """Apply all passes until none of them finds anything smaller.
@@ -122,7 +121,7 @@ class Shrinker:
         What is small in requests may need all of its many stages: then once more, with fewer stages from the start,
         and whichever rank it is that breaks the same invariant there.
         """
-        self.hooks_are_at_fault = self.hooks not in (None, Hooks) and self._passes_without(experiment)
+        self.change_is_at_fault = self.change not in (None, UNCHANGED) and self._passes_without(experiment)
         best, wanted = self._smallest(experiment), self.signature
         if stages(best) <= MANY_STAGES:
             return best
@@ -154,7 +153,7 @@ class Shrinker:
         if best.chooser.kind == "tape":
             return best
         self.runs += 1
-        return Experiment(best.raw, without_last_zeros(run_experiment(best, self.hooks, terms=self.terms).tape))
+        return Experiment(best.raw, without_last_zeros(run_experiment(best, self.change, terms=self.terms).tape))
 
     def _descend(self, best: Experiment, candidates: Candidate) -> Experiment:
         """One sweep: after a success go on at the same place, where the next smaller candidate stands now."""
@@ -173,8 +172,8 @@ class Shrinker:
             return False
         self.runs += 1
         try:
-            holds = self.still_holds(run_experiment(candidate, self.hooks, terms=self.terms))
-            if holds and (not self.hooks_are_at_fault or self._passes_without(candidate)):
+            holds = self.still_holds(run_experiment(candidate, self.change, terms=self.terms))
+            if holds and (not self.change_is_at_fault or self._passes_without(candidate)):
                 return True
         except ScenarioError:
             pass

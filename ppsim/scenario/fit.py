@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ppsim.core.agreed import Agreed
 from ppsim.core.messages import NewRequest
-from ppsim.core.rank import build_rank
+from ppsim.core.parts import build_rank
 from ppsim.errors import ScenarioError
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.tree import Scenario

@@ -57,7 +57,7 @@ class SimulatedRank:
         self.streams = Streams(self.rank_id, setting.scenario.cluster.comm_overlap, setting.scenario.links)
         self.local_capacity = allocated(setting, self.rank_id, local_capacity)
         self.skew_ms = clock_skew_ms(setting, self.rank_id)
-        rank.hooks.wall_clock_ns, rank.hooks.failing_allocations = self.wall_clock_ns, dict(setting.failing)
+        rank.policy.wall_clock_ns, rank.refusals = self.wall_clock_ns, dict(setting.failing)
         self.tiers = Tiers(self) if setting.scenario.hicache.enabled else None
         self.observers = Observers()
         self.observers.before(Bound(self).counts)
@@ -377,7 +377,7 @@ class SimulatedRank:
             case "own_prefetch" if self.tiers is not None:
                 return tuple(self.tiers.reported(key, self) for key in keys)
             case "clock_ms":
-                return (self.rank.hooks.clock_ms(self.wall_clock_ns() // NS_PER_MS),)
+                return (self.setting.surroundings.clock_ms(me, self.wall_clock_ns() // NS_PER_MS),)
             case "grammar":
                 return tuple(facts.grammar(me, iteration, rid) for rid in keys)
             case "sender":
@@ -392,16 +392,16 @@ class SimulatedRank:
 
     def _stored(self, rid: str) -> int:
         """What the store of the first rank says: the minimum of the statuses as they have arrived there by now."""
-        hooks, lag_ns = self.rank.hooks, self.setting.store_lag_ns
+        surroundings, lag_ns = self.setting.surroundings, self.setting.store_lag_ns
         statuses: list[int | None] = []
         for peer in self.setting.ranks:
-            age_ns = hooks.store_age_ns(lag_ns, peer.rank_id, self.rank.iteration)
+            age_ns = surroundings.store_age_ns(peer.rank_id, self.rank.iteration, lag_ns)
             iteration = bisect_right(peer.iteration_starts, self.now - age_ns) - 1
             if peer is self:  # its own status is not replicated: it is there
                 iteration = self.rank.iteration
             statuses.append(self.setting.facts.sender(peer.rank_id, iteration, rid) if iteration >= 0 else None)
         self.stored[rid] = statuses
-        return hooks.store_decision(statuses)
+        return surroundings.store_decision(rid, statuses)
 
     def _await_local(self, effect: fx.AwaitLocal) -> None:
         """Block until a fact of this rank is true; a blocked rank counts no iterations, so they are given a time."""

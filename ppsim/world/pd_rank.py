@@ -156,14 +156,14 @@ class PipelineRank(SimulatedRank):
 
     def _stored(self, rid: str) -> int:
         """The first rank's own status as it is, the others' as they have been replicated to it by now."""
-        hooks, lag_ns = self.rank.hooks, self.setting.store_lag_ns
+        surroundings, lag_ns = self.setting.surroundings, self.setting.store_lag_ns
         statuses: list[int | None] = []
         for peer in self.setting.ranks:
-            age_ns = hooks.store_age_ns(lag_ns, peer.rank_id, self.rank.iteration)
+            age_ns = surroundings.store_age_ns(peer.rank_id, self.rank.iteration, lag_ns)
             sender = self.transfers.sender(peer.rank_id, self._room(rid))
             statuses.append(sender.status_before(self.now if peer is self else self.now - age_ns))
         self.stored[rid] = statuses
-        return hooks.store_decision(statuses)
+        return surroundings.store_decision(rid, statuses)
 
     def _first_token(self, rid: str) -> int:
         """What came with the last write of every sender; they all sent the same."""
@@ -265,7 +265,7 @@ class Nap:
     def decided(self, decision: fx.Decision) -> None:
         """Not quiet: a visit that launched, was held up for a number of visits, refused memory, or moved the queue."""
         rank = self.r.rank
-        refusals_left = sum(rank.hooks.failing_allocations.values())
+        refusals_left = sum(rank.scheduler.refusals_left.values())
         before, self.seen = self.seen, (len(rank.scheduler.waiting), refusals_left)
         if decision.mode != "empty" or decision.stall == fx.DEFERRED or self.seen != before:
             self.stirred()

@@ -16,8 +16,7 @@ from ppsim.check.progress import Stuck
 from ppsim.check.watch import StopRun
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import CoreError
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import build_rank
+from ppsim.core.parts import Change
 from ppsim.errors import ScenarioError
 from ppsim.recording import PASS, Verdict
 from ppsim.scenario.check import decode_stages
@@ -34,7 +33,7 @@ from ppsim.world.marks import iteration_at
 from ppsim.world.pd_rank import PipelineRank
 from ppsim.world.pd_rooms import End, Peers, Write
 from ppsim.world.pd_sides import DECODE, PREFILL, SIDES, SideChoices, one_side, shared_workload
-from ppsim.world.pd_transfer import TransferRules, Transfers
+from ppsim.world.pd_transfer import Transfers
 from ppsim.world.setting import Setting
 from ppsim.world.simulate import Given, SimulationResult, prepare, verdict_of_error, watch_ranks
 
@@ -56,14 +55,13 @@ def simulate_pair(
     scenario: Scenario,
     progress: Callable[[int, int], None] | None,
     choices: Choices,
-    hooks: Callable[[int, int], Hooks],
+    change: Change,
     tokens: dict[str, tuple[int, ...]] | None = None,
-    rules: TransferRules | None = None,
     began: Callable[[Setting], None] | None = None,
 ) -> SimulationResult:
     """Run both sides to their end. The result is the decode side's; ``setting.peer`` is the prefill side."""
     env = ChoosingEnvironment(choices)
-    sides = build(env, scenario, progress, choices, hooks, tokens, rules or TransferRules(hooks(0, 0)))
+    sides = build(env, scenario, progress, choices, change, tokens)
     for side in SIDES:
         for simulated in sides.of(side).ranks:
             env.process(simulated.run())
@@ -83,23 +81,24 @@ def build(
     scenario: Scenario,
     progress: Callable[[int, int], None] | None,
     choices: Choices,
-    hooks: Callable[[int, int], Hooks],
+    change: Change,
     tokens: dict[str, tuple[int, ...]] | None,
-    rules: TransferRules,
 ) -> Sides:
     """Both settings with their ranks, and the wires between them."""
     peers = Peers(scenario.cluster.pp_size, decode_stages(scenario), scenario.cluster.tp_replicas)
-    transfers = Transfers(env, scenario, peers, rules)
+    surroundings = change.surroundings()
+    transfers = Transfers(env, scenario, peers, surroundings)
     settings: dict[str, Setting] = {}
     once = AskedOnce(choices)  # a request goes to both sides at the same instant, and stops at the same token
     for side in SIDES:
         mine = one_side(scenario, side)
         workload = shared_workload(mine, once)
         setting = settings[side] = prepare_side(mine, side, workload, progress, choices, tokens)
+        setting.surroundings = surroundings
         for pp_rank in range(mine.cluster.pp_size):
             capacity = local_capacity_tokens(mine, pp_rank)
             for tp_rank in range(mine.cluster.tp_replicas):
-                rank = build_rank(rank_config(mine, pp_rank, tp_rank), hooks(pp_rank, tp_rank))
+                rank = change.rank(rank_config(mine, pp_rank, tp_rank))
                 setting.ranks.append(PipelineRank(env, setting, rank, capacity, transfers, side))
         watch_ranks(setting, side)
     sides = Sides(settings[PREFILL], settings[DECODE], transfers, [])

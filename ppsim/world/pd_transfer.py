@@ -25,7 +25,7 @@ from simpy import Environment
 from ppsim.check.physical import sent_before_computed
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.hooks import Hooks
+from ppsim.core.surroundings import Surroundings
 from ppsim.scenario.rank import kv_bytes_of_tokens
 from ppsim.scenario.tree import KvFault, Scenario
 from ppsim.world.pd_rooms import End, Peers, Progress, Receiver, Sender, Write
@@ -36,29 +36,6 @@ NS_PER_MS = 1_000_000
 
 Happening: TypeAlias = tuple[int, int, int, int, Callable[..., None], tuple[Any, ...]]
 """(instant, acts before consequences, rank, number, what, arguments): ordered by the first four, never all equal."""
-
-
-class TransferRules:
-    """The places where a planted bug may step in: the hooks of the first rank, which are the right rules by default."""
-
-    def __init__(self, hooks: Hooks | None = None) -> None:
-        self.hooks = hooks or Hooks()
-
-    def begins_after_ns(self, write: Write) -> int:
-        """A write may begin from this instant on: when its forward pass has ended."""
-        return self.hooks.write_begins_ns(write.computed_ns)
-
-    def drains(self) -> bool:
-        """Whether one that gave up waits until nothing is under way."""
-        return self.hooks.transfer_drains()
-
-    def tells_peer(self, what: str) -> bool:
-        """Whether the other side hears that this one "failed", "refused" or wants to "stop"."""
-        return self.hooks.tells_peer(what)
-
-    def lease_ends(self) -> bool:
-        """Whether one that waits for the word of a silent peer gives up at last."""
-        return self.hooks.lease_ends()
 
 
 @dataclass(slots=True)
@@ -95,8 +72,8 @@ class Link:
 class Transfers:
     """All rooms of a run. ``on_change`` is called with side, end and instant whenever a status has changed."""
 
-    def __init__(self, env: Environment, s: Scenario, peers: Peers, rules: TransferRules) -> None:
-        self.env, self.scenario, self.peers, self.rules = env, s, peers, rules
+    def __init__(self, env: Environment, s: Scenario, peers: Peers, surroundings: Surroundings) -> None:
+        self.env, self.scenario, self.peers, self.surroundings = env, s, peers, surroundings
         self.limits = limits_of(s)
         self.num_prefill = peers.prefill_stages * peers.width
         self.senders: dict[tuple[int, int], Sender] = {}
@@ -207,7 +184,8 @@ class Transfers:
         link = self.links[rank]
         while link.queue and not link.busy:
             write = link.queue[0]
-            after_ns = self.rules.begins_after_ns(write)
+            num_tokens = write.stop - write.start
+            after_ns = self.surroundings.write_begins_ns(write.room, write.rank, num_tokens, write.computed_ns)
             if after_ns > at_ns:
                 self.follow(after_ns, self._next_write, rank)
                 return
@@ -270,11 +248,11 @@ class Transfers:
 
     def _sender_is_quiet(self, at_ns: int, sender: Sender, what: str = "failed") -> None:
         """If nothing is under way any more: failed, and the receiver may take its pages back."""
-        if sender.num_under_way and self.rules.drains():
+        if sender.num_under_way and self.surroundings.transfer_drains(sender.room, sender.rank):
             return
         if sender.status is not None and not self._change(PREFILL, sender, KVPoll.FAILED, at_ns):
             return
-        if self.rules.tells_peer(what):
+        if self.surroundings.tells_peer(sender.room, sender.rank, PREFILL, what):
             self._tell_receiver(at_ns, sender, self._sender_ended, False, None)
 
     def _lost_for_good(self, at_ns: int, write: Write) -> None:
@@ -338,7 +316,7 @@ class Transfers:
         if receiver.gave_up or receiver.is_terminal:
             return
         receiver.gave_up = True
-        if self.rules.tells_peer(what):
+        if self.surroundings.tells_peer(receiver.room, receiver.rank, DECODE, what):
             self._tell_senders(at_ns, receiver, self._told_to_stop)
         if self.limits.lease_ns:
             self.follow(at_ns + self.limits.lease_ns, self._lease_ends, receiver)
@@ -350,7 +328,8 @@ class Transfers:
     def _receiver_may_end(self, at_ns: int, receiver: Receiver) -> None:
         """An end for the ranks to see: all senders have ended, or gave no pages to anybody."""
         all_ended = len(receiver.ended) == len(self.peers.senders_of(receiver.rank))
-        if receiver.gave_up and (all_ended or not receiver.gave_pages or not self.rules.drains()):
+        drains = self.surroundings.transfer_drains(receiver.room, receiver.rank)
+        if receiver.gave_up and (all_ended or not receiver.gave_pages or not drains):
             if receiver.status is not None:
                 self._change(DECODE, receiver, KVPoll.FAILED, at_ns)
         elif all_ended:
@@ -358,7 +337,7 @@ class Transfers:
 
     def _lease_ends(self, at_ns: int, receiver: Receiver) -> None:
         """No word for too long: a sender that lives would have stopped by now."""
-        if not self.rules.lease_ends():
+        if not self.surroundings.lease_ends(receiver.room, receiver.rank):
             return
         if receiver.status is not None and self._change(DECODE, receiver, KVPoll.FAILED, at_ns):
             self.num_expired_leases += 1

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ppsim.check.watch import Watch
+from ppsim.core.surroundings import Surroundings
 from ppsim.cost.stage import StageCost
 from ppsim.recording import Recording
 from ppsim.scenario.tree import Scenario
@@ -32,6 +33,7 @@ class Setting:
     recording: Recording
     watch: Watch
     facts: Facts
+    surroundings: Surroundings = field(default_factory=Surroundings)  # how this world behaves, one for both pipelines
     failing: dict[str, int] = field(default_factory=dict)  # allocations that fail after admission, by request
     scripted: frozenset[str] = frozenset()  # requests that name an iteration: they arrive when they are read
     marks: Marks | None = None  # disaggregation: instants that cut the time to the first token

@@ -12,11 +12,10 @@ from ppsim.check.together import Together
 from ppsim.check.verdicts import verdict_of
 from ppsim.check.watch import StopRun, Watch
 from ppsim.core.errors import CoreError
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import build_rank
 from ppsim.core.messages import Input
+from ppsim.core.parts import Change
 from ppsim.core.tokens import count
-from ppsim.planted import hooks_for
+from ppsim.plugin import load
 from ppsim.recording import PASS, Recording, Verdict
 from ppsim.scenario.fit import check_requests_fit
 from ppsim.scenario.layers import hidden_bytes_per_token
@@ -66,7 +65,7 @@ def simulate(
     *,
     progress: Callable[[int, int], None] | None = None,
     choices: Choices | None = None,
-    hooks: Callable[[int, int], Hooks] | None = None,
+    change: Change | None = None,
     given: Given | None = None,
     began: Callable[[Setting], None] | None = None,
 ) -> SimulationResult:
@@ -75,12 +74,13 @@ def simulate(
     ``began`` is told the setting before anything happens: who ends a run from outside still has what it recorded.
     """
     choices, given = choices or SeededChoices(scenario.seed), given or Given()
-    make_hooks = hooks or hooks_for(scenario.bugs)
+    change = change or load(scenario.bugs).change
     if scenario.disaggregation.role == "pd":
         from ppsim.world.pd_simulate import simulate_pair
 
-        return simulate_pair(scenario, progress, choices, make_hooks, given.tokens, began=began)
+        return simulate_pair(scenario, progress, choices, change, given.tokens, began=began)
     setting = prepare(scenario, progress, choices, given)
+    setting.surroundings = change.surroundings()
     for message in without_effect(scenario):
         setting.recording.warn(message)
     env = ChoosingEnvironment(setting.choices)
@@ -88,7 +88,7 @@ def simulate(
     for pp_rank in range(cluster.pp_size):
         capacity = local_capacity_tokens(scenario, pp_rank)
         for tp_rank in range(cluster.tp_replicas):
-            rank = build_rank(rank_config(scenario, pp_rank, tp_rank), make_hooks(pp_rank, tp_rank))
+            rank = change.rank(rank_config(scenario, pp_rank, tp_rank))
             setting.ranks.append(SimulatedRank(env, setting, rank, capacity))
     watch_ranks(setting)
     for simulated in setting.ranks:

@@ -100,7 +100,7 @@ def test_a_bug_of_the_simulated_world_is_refused_and_so_are_bugs_beside_hooks() 
         pass
 
     with pytest.raises(ScenarioError, match=r"^bugs: cannot be combined with hooks of the caller's own"):
-        execute(scenario_of("zigzag_slots", **LONG), hooks=Mine)
+        execute(scenario_of("zigzag_slots", **LONG), change=Mine)
 
 
 # --- what the launcher makes of the reports, without processes ----------------------------------------------------

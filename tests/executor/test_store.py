@@ -142,5 +142,5 @@ def test_a_rank_whose_store_breaks_ends_the_run_at_once_and_is_named() -> None:
     """Silence would leave every handshake Bootstrapping for ever: no limit, no watchdog is set here."""
     started = time.monotonic()
     with pytest.raises(RankDied, match=rf"rank 0 of 2 ended with exit code {BROKEN}"):
-        execute(validate(raw(disaggregation={"role": "prefill"})), start_method="forkserver", hooks=BreaksTheStore)
+        execute(validate(raw(disaggregation={"role": "prefill"})), start_method="forkserver", change=BreaksTheStore)
     assert time.monotonic() - started < 40

@@ -285,7 +285,7 @@ class Reorders(Hooks):
 
 def checked(hooks: Callable[[int, int], Hooks], interval: int, pp_size: int = 2) -> Verdict:
     scenario = serving(pp_size, run={"consensus_check_interval": interval})
-    result = execute(scenario, start_method="forkserver", hooks=hooks)
+    result = execute(scenario, start_method="forkserver", change=hooks)
     assert no_process_is_left()
     return result.verdict
 

@@ -17,7 +17,7 @@ from ppsim.fuzz.experiment import Experiment, run_experiment
 from ppsim.fuzz.folder import save_campaign
 from ppsim.fuzz.probes import DERIVED, NOTED, PAIRS, PROBES
 from ppsim.fuzz.profiles import PROFILES, Profile, covers, profile_of_bugs
-from ppsim.planted import all_bugs
+from ppsim.plugin import all_bugs
 from tests.fuzz.generated import experiments_of
 
 ORDER = Order("all", 3, 110)

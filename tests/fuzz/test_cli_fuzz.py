@@ -17,7 +17,7 @@ from ppsim.fuzz.probes import PAIRS, PROBES
 
 NEWEST = """
 from ppsim.core.hooks import Hooks
-from ppsim.planted import planted
+from ppsim.plugin import planted
 
 
 @planted("newest", breaks="INV-26", profile="plain", source="this test")

@@ -20,7 +20,7 @@ from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN, EXIT_USAGE
 from ppsim.fuzz.experiment import Experiment, run_experiment
 from ppsim.fuzz.explore import BoundedChoices, Bounds, Exploration, explore, parse_bounds
 from ppsim.fuzz.repro import load
-from ppsim.planted import all_bugs, hooks_for
+from ppsim.plugin import all_bugs, load
 from ppsim.recording.digest import run_digest
 from ppsim.scenario.load import load_scenario
 from ppsim.world.choices import SeededChoices
@@ -42,7 +42,7 @@ def ppsim(*arguments: str) -> Result:
 
 
 def explored(bounds: str, *sets: str, bug: str = "", reduced: bool = True) -> Exploration:
-    return explore(raw(*sets), parse_bounds(bounds.split(), reduced=reduced), hooks_for([bug] if bug else []))
+    return explore(raw(*sets), parse_bounds(bounds.split(), reduced=reduced), load([bug] if bug else []).change)
 
 
 # --- complete ------------------------------------------------------------------------------------------------------

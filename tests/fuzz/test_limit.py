@@ -73,7 +73,7 @@ BUILDS = (
 """
 )
 HARMLESS = """from ppsim.core.hooks import Hooks
-from ppsim.planted import planted
+from ppsim.plugin import planted
 
 
 @planted("harmless", breaks="INV-01", profile="plain", source="here")

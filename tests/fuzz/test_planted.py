@@ -23,7 +23,7 @@ from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
 from ppsim.fuzz.campaign import Order, run_campaign
 from ppsim.fuzz.experiment import run_experiment
 from ppsim.fuzz.repro import save
-from ppsim.planted import all_bugs
+from ppsim.plugin import all_bugs
 from tests.fuzz.generated import experiments_of
 
 ROOT = Path(__file__).resolve().parents[2]

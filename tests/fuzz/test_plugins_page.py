@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from ppsim.cli.entry import app
 from ppsim.core.hooks import Hooks
-from ppsim.planted import load_plugin
+from ppsim.plugin import load_plugin
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PAGE = (DOCS / "plugins.md").read_text(encoding="utf-8")

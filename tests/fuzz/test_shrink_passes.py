@@ -17,7 +17,7 @@ from ppsim.fuzz.shrink import (
     stages,
     without_last_zeros,
 )
-from ppsim.planted import hooks_for
+from ppsim.plugin import load
 from tests.fuzz.generated import experiments_of
 
 
@@ -69,7 +69,7 @@ def test_times_of_two_pipelines_become_smaller_too() -> None:
 
 def test_a_scenario_that_the_right_protocol_does_not_survive_is_no_smaller_form_of_a_bug() -> None:
     """On links that block, everybody sends first: a deadlock with the bug, and with the scenario's own order alike."""
-    hooks = hooks_for(["all_send_first"])
+    hooks = load(["all_send_first"]).change
     failing = next(
         (e, outcome.signature)
         for e in experiments_of("blocking", 30)

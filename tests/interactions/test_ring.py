@@ -112,7 +112,7 @@ def test_b04_with_pools_of_their_own_the_ranks_hit_differently() -> None:
         def capacity(self, agreed_tokens: int, local_tokens: int) -> int:
             return local_tokens
 
-    ring = Ring(RankConfig(0, 2), B04, capacities=(1000, 1040), hooks=OwnPool)
+    ring = Ring(RankConfig(0, 2), B04, capacities=(1000, 1040), change=OwnPool)
     with pytest.raises(Exception, match="hidden states with 1 rows"):
         ring.run()
     decided = [{d.iteration: d for d in node.decisions} for node in ring.nodes]

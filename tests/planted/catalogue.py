@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ppsim.planted import hooks_for
+from ppsim.plugin import load
 from ppsim.scenario.load import load_scenario
 from ppsim.world import SimulationResult, simulate
 
@@ -38,7 +38,7 @@ class Entry:
     def run(self, *overrides: str, bug: bool = False, bugs: tuple[str, ...] = ()) -> SimulationResult:
         """Simulate the scenario as it is in its file, with overrides, with its bug or with others."""
         scenario = load_scenario(str(FOLDER / f"{self.name}.toml"), overrides)
-        return simulate(scenario, hooks=hooks_for((self.bug,) if bug else bugs))
+        return simulate(scenario, change=load((self.bug,) if bug else bugs).change)
 
 
 def entries() -> dict[str, Entry]:

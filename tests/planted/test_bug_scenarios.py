@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ppsim.check.invariants import BY_NAME
-from ppsim.planted import all_bugs
+from ppsim.plugin import all_bugs
 from ppsim.recording import Recording, Verdict
 from ppsim.world import SimulationResult
 from tests.planted.catalogue import BARE, FOLDER, ROOT, entries

@@ -15,7 +15,7 @@ from ppsim.core.effects import Recv
 from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Output
 from ppsim.core.rank import Rank
-from ppsim.planted import hooks_for
+from ppsim.plugin import load
 from ppsim.recording import Recording
 from ppsim.scenario.load import load_scenario
 from ppsim.world.driver import SimulatedRank
@@ -89,7 +89,7 @@ def test_b57_every_relay_carries_the_logprobs_of_one_row_in_each_of_four_batches
             return True
 
     scenario = load_scenario(str(FOLDER / "b57_logprobs.toml"), ("cluster.pp_size=3",))
-    assert simulate(scenario, hooks=Count).verdict.kind == "pass"
+    assert simulate(scenario, change=Count).verdict.kind == "pass"
     assert dict(seen) == {rank: [1, 1, 1, 1] for rank in range(3)}
 
 
@@ -334,7 +334,7 @@ def test_b30_the_same_silence_as_a_fault_of_the_world_names_the_same_rank() -> N
     scenario = load_scenario(
         str(FOLDER / "b30_silent_rank.toml"), ("faults.pauses=[{rank=2, at_iteration=50}]", "run.invariants=false")
     )
-    verdict = simulate(scenario, hooks=hooks_for(())).verdict
+    verdict = simulate(scenario, change=load(()).change).verdict
     assert (verdict.kind, verdict.rank, verdict.iteration) == ("fail", 2, 50)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ppsim.check.invariants import BY_NAME, INVARIANTS
-from ppsim.planted import all_bugs, hooks_for
+from ppsim.plugin import all_bugs, load
 from ppsim.recording import Verdict
 from tests.worlds.making import requests, run
 
@@ -178,8 +178,8 @@ TABLE: dict[int, tuple[str, Changes]] = {
 
 
 def outcome(changes: Changes, bug: str | None = None) -> Verdict:
-    hooks = hooks_for([bug]) if bug else None
-    return run({**changes, "run.invariants": True, "run.max_iterations": 500}, hooks=hooks).verdict
+    hooks = load([bug]).change if bug else None
+    return run({**changes, "run.invariants": True, "run.max_iterations": 500}, change=hooks).verdict
 
 
 @pytest.mark.parametrize("number", TABLE)

@@ -17,7 +17,7 @@ from ppsim.cost.coefficients import Coefficients
 from ppsim.cost.plan import Pipeline, from_sizes, treat_tail
 from ppsim.cost.sglang_chunks import fit_profile, profile_lengths
 from ppsim.errors import ScenarioError
-from ppsim.planted import hooks_for
+from ppsim.plugin import load
 from ppsim.recording import Recording
 from ppsim.recording.summary import summarize
 from ppsim.scenario import load_scenario
@@ -236,12 +236,12 @@ BLIND = ("run.invariants=false", "run.check=false")
 def test_b118_a_lost_page_is_named_where_it_was_lost_and_not_where_it_hurts() -> None:
     assert run("b118_lost_page", *BLIND).verdict.kind == "pass"
     scenario = load_scenario("bugs_b94_b118/b118_lost_page", BLIND)
-    late = simulate(scenario, hooks=hooks_for(["page_lost_at_finish"])).verdict
+    late = simulate(scenario, change=load(["page_lost_at_finish"]).change).verdict
     assert (late.kind, late.invariant) == ("fail", "INV-32")
     assert late.iteration is not None
     for interval in (1, 7, 20):
         checked = load_scenario("bugs_b94_b118/b118_lost_page", (*BLIND, f"run.consensus_check_interval={interval}"))
-        result = simulate(checked, hooks=hooks_for(["page_lost_at_finish"]))
+        result = simulate(checked, change=load(["page_lost_at_finish"]).change)
         verdict = result.verdict
         assert (verdict.kind, verdict.invariant, verdict.rank, verdict.iteration) == ("fail", "INV-23", 1, 99)
         assert "Pool.alloc" in verdict.message

@@ -10,8 +10,9 @@ from ppsim.core.admission import Growth, PrefillAdder, Result, expected_growth, 
 from ppsim.core.config import RankConfig
 from ppsim.core.hooks import Hooks
 from ppsim.core.messages import NewRequest
+from ppsim.core.node import Match
 from ppsim.core.pool import Pool
-from ppsim.core.prefix import Match, RadixCache
+from ppsim.core.prefix import RadixCache
 from ppsim.core.ratio import NewTokenRatio
 from ppsim.core.request import Request
 from ppsim.core.tokens import pack

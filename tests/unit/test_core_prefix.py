@@ -9,8 +9,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ppsim.core.errors import PoolError
 from ppsim.core.hooks import Hooks
+from ppsim.core.node import Node
 from ppsim.core.pool import Pool
-from ppsim.core.prefix import Node, RadixCache
+from ppsim.core.prefix import RadixCache
 from ppsim.core.tokens import pack
 from tests.interactions.naive_tree import NaiveTree, Tokens
 from tests.interactions.walk import nodes, ownership_problem, picture

@@ -10,8 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ppsim.core.errors import PoolError
 from ppsim.core.hicache import HiRadixCache, Operation
 from ppsim.core.hooks import Hooks
+from ppsim.core.node import Match, Node
 from ppsim.core.pool import Pool
-from ppsim.core.prefix import Match, Node
 from ppsim.core.tokens import pack
 from tests.interactions.naive_tiers import NaiveTiers, Tokens
 from tests.interactions.walk import nodes, ownership_problem

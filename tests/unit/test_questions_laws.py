@@ -12,7 +12,7 @@ from ppsim.cost.plan import Pipeline, from_sizes, pack
 from ppsim.plan.questions import QUESTIONS, Runs
 from ppsim.plan.questions.asked import Figure, compare, holds, verdict_of
 from ppsim.plan.questions.layers import capacity
-from ppsim.planted import hooks_for
+from ppsim.plugin import load
 from ppsim.scenario import load_scenario
 from ppsim.world import simulate
 
@@ -162,7 +162,7 @@ BARRIER = ("barrier_in_each_iteration",)  # the planted bug of B83
 def test_p21_a_barrier_in_every_iteration_is_a_deadlock_where_outputs_go_round(role: str) -> None:
     """A rank passes the outputs of iteration i on in iteration i + 1, so it must be ahead of the one behind it."""
     scenario = load_scenario("questions/p21_blocking_agreement", (f'disaggregation.role="{role}"',))
-    result = simulate(scenario, hooks=hooks_for(BARRIER))
+    result = simulate(scenario, change=load(BARRIER).change)
     assert result.verdict.kind == "fail"
     for words in ("deadlock", "phase barrier", "wait-for cycle"):
         assert words in result.verdict.message
@@ -174,7 +174,7 @@ def test_p21_a_barrier_between_middle_chunks_lets_one_stage_work_at_a_time() -> 
     stage_ms = scenario.host.process_us / 1000
     periods = {}
     for bugs in ((), BARRIER):
-        spans = simulate(scenario, hooks=hooks_for(bugs)).recording.spans[0]
+        spans = simulate(scenario, change=load(bugs).change).recording.spans[0]
         starts = [span.start_ns / 1e6 for span in spans if span.stream == "forward"]
         periods[bugs] = {round(b - a, 6) for a, b in pairwise(starts[8:30])}
     assert periods == {(): {stage_ms}, BARRIER: {4 * stage_ms}}

@@ -262,7 +262,7 @@ class OwnPool(Hooks):
 
 
 def with_unequal_pools(changes: dict[str, Any]) -> object:
-    return behaviour(changes, hooks=OwnPool)
+    return behaviour(changes, change=OwnPool)
 
 
 class StampsFromRank(Hooks):
@@ -273,7 +273,7 @@ class StampsFromRank(Hooks):
 
 
 def with_own_stamps(changes: dict[str, Any]) -> object:
-    return behaviour(changes, hooks=StampsFromRank)
+    return behaviour(changes, change=StampsFromRank)
 
 
 def refusal(changes: dict[str, Any]) -> object:

@@ -83,7 +83,7 @@ class Clocked(Hooks):
 def clocked(made: Scenario) -> tuple[SimulationResult, HostTimes]:
     """A run, and where each rank's host was behind each step."""
     seen: HostTimes = {}
-    return simulate(made, hooks=lambda pp_rank, tp_rank: Clocked(pp_rank, tp_rank, seen)), seen
+    return simulate(made, change=lambda pp_rank, tp_rank: Clocked(pp_rank, tp_rank, seen)), seen
 
 
 # --- what the model is told ----------------------------------------------------------------------------------

@@ -87,7 +87,7 @@ class Spy(Hooks):
 
 def spied(changes: dict[str, Any], base: dict[str, Any]) -> tuple[SimulationResult, Seen, Found]:
     Spy.seen, Spy.found = {}, []
-    result = run(changes, base, hooks=Spy)
+    result = run(changes, base, change=Spy)
     assert result.verdict.kind == "pass", result.verdict.message
     return result, Spy.seen, Spy.found
 
@@ -267,7 +267,7 @@ class EverybodyAnswers(Hooks):
 @pytest.mark.parametrize("role", EXPECTED)
 def test_a_reply_of_a_later_rank_is_named(role: str) -> None:
     shape = {**shape_of(4, 0, role), "workload.aborts": [{"rid": "A", "at_iteration": 3}]}
-    verdict = run(shape, TIGHT, hooks=EverybodyAnswers).verdict
+    verdict = run(shape, TIGHT, change=EverybodyAnswers).verdict
     assert (verdict.kind, verdict.invariant, verdict.rid) == ("fail", "INV-61", "A")
     assert verdict.rank == 1
     assert "only the first rank has clients" in verdict.message

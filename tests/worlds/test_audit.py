@@ -22,7 +22,7 @@ from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.rank import Rank
 from ppsim.core.slots import Slot
 from ppsim.core.tokens import pack
-from ppsim.planted import hooks_for
+from ppsim.plugin import load
 from ppsim.planted.plans import before, behind, does, replaced
 from ppsim.recording import Verdict
 from ppsim.world.simulate import Given
@@ -39,7 +39,7 @@ def with_fault(where: str, fault: Callable[[Rank], None], changes: dict[str, Any
         def plan(self, steps: Plan) -> Plan:
             return (behind if late else before)(steps, where, does(fault))
 
-    return run({**WATCHED, **changes}, hooks=Faulty).verdict
+    return run({**WATCHED, **changes}, change=Faulty).verdict
 
 
 def test_a_batch_that_all_ranks_harvest_an_iteration_early_is_found() -> None:
@@ -122,7 +122,7 @@ def test_an_id_that_comes_again_while_it_is_here_does_not_lift_its_abort(bug: st
     given = Given(inputs_by_iteration=inputs, tokens={f"R{n}": (7,) * 9 for n in range(1, 5)})
     result = run(
         {**WATCHED, "cluster.pp_size": 4, "workload.requests": FOUR_LAUNCHED},
-        hooks=hooks_for([bug] if bug else []),
+        change=load([bug] if bug else []).change,
         given=given,
     )
     if bug:

@@ -62,7 +62,7 @@ class OwnPool(Hooks):
 
 def test_ranks_with_pools_of_their_own_are_found_out_at_once() -> None:
     made = scenario({"scheduler.max_total_tokens": [400, 100], **three_requests()})
-    verdict = simulate(made, hooks=OwnPool).verdict
+    verdict = simulate(made, change=OwnPool).verdict
     assert (verdict.exit_code, verdict.rank, verdict.iteration) == (1, 1, 0)
 
 

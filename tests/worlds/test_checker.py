@@ -41,7 +41,7 @@ class Planted(Hooks):
 
 
 def checked(changes: dict[str, Any], hooks: Callable[[int, int], Hooks], interval: int, base: Any = BLIND) -> Verdict:
-    return run({**changes, "run.consensus_check_interval": interval}, base, hooks=hooks).verdict
+    return run({**changes, "run.consensus_check_interval": interval}, base, change=hooks).verdict
 
 
 def first_visible_difference(recording: Recording) -> int:
@@ -74,7 +74,7 @@ class LosesAPage(Planted):
 
 
 def test_without_the_checker_a_lost_page_shows_eighty_iterations_later_in_an_innocent_request() -> None:
-    result = run(FILLING, BLIND, hooks=LosesAPage)
+    result = run(FILLING, BLIND, change=LosesAPage)
     assert (result.verdict.kind, result.verdict.exit_code) == ("fail", 1)
     assert 175 <= first_visible_difference(result.recording) <= 185
     assert result.verdict.iteration is not None
@@ -120,7 +120,7 @@ def test_the_operation_that_lost_the_page_is_named() -> None:
     assert (verdict.rank, verdict.iteration, verdict.invariant) == (1, 100, "INV-23")
     assert "Pool.release differs between ranks: rank 0 called(len(pages)=59)" in verdict.message
     assert "rank 1 called(len(pages)=58)" in verdict.message
-    without = run(changes, BLIND, hooks=ReleasesOneTooFew).verdict
+    without = run(changes, BLIND, change=ReleasesOneTooFew).verdict
     assert without.message.startswith("INV-23 at rank 1")  # at the end of the run, when the pool is counted
     assert without.iteration != 100
 
@@ -176,7 +176,7 @@ CROWDED = {
 
 
 def test_another_victim_is_named_although_all_sizes_are_equal() -> None:
-    assert run(CROWDED, hooks=LocalClock).verdict.kind == "pass"  # the lockstep check compares sizes: nothing to see
+    assert run(CROWDED, change=LocalClock).verdict.kind == "pass"  # the lockstep check compares sizes: nothing to see
     verdict = checked(CROWDED, LocalClock, 64)
     assert (verdict.invariant, verdict.rank, verdict.iteration) == ("INV-26", 1, 20)
     assert "RadixCache.evict differs between ranks: rank 0 returned(result=[" in verdict.message
@@ -199,7 +199,7 @@ def test_pools_of_different_size_are_named_at_the_first_allocation_long_before_a
             {"rid": "R3", "at_iteration": 10, "prompt": 600, "output": 1, "prefix_blocks": [1, 2], "ignore_eos": True},
         ],
     }
-    blind = run(scenario, BLIND, hooks=OwnCapacity)
+    blind = run(scenario, BLIND, change=OwnCapacity)
     assert first_visible_difference(blind.recording) == 10
     verdict = checked(scenario, OwnCapacity, 4)
     assert (verdict.invariant, verdict.rank, verdict.iteration) == ("INV-23", 1, 0)
@@ -247,7 +247,7 @@ class PutsOneLast(Planted):
 def test_a_crash_before_the_next_comparison_is_traced_back_to_the_call() -> None:
     lengths = [{"rid": f"R{n}", "at_iteration": 0, "prompt": 5 + n, "output": 20, "ignore_eos": True} for n in range(9)]
     changes = {"scheduler.pp_max_micro_batch_size": 2, "workload.requests": lengths}
-    crash = run(changes, BLIND, hooks=PutsOneLast).verdict
+    crash = run(changes, BLIND, change=PutsOneLast).verdict
     assert crash.kind == "fail"
     verdict = checked(changes, PutsOneLast, 1000)
     assert verdict.rank == 1

@@ -42,7 +42,7 @@ def waiting(verdict: Verdict) -> dict[int, tuple[int, int, str, str, int]]:
 def run_with(number: int, plan: Plan, pp_size: int) -> SimulationResult:
     """One rank runs another plan; every slot decodes a request."""
     hooks = planned(lambda pp_rank: plan if pp_rank == number else PLAIN)
-    return run({"cluster.pp_size": pp_size, "workload.requests": requests(pp_size, output=40)}, hooks=hooks)
+    return run({"cluster.pp_size": pp_size, "workload.requests": requests(pp_size, output=40)}, change=hooks)
 
 
 def test_hidden_states_that_are_never_sent() -> None:
@@ -173,5 +173,5 @@ def test_a_message_of_another_kind_waits_in_the_inbox_and_is_used_in_its_turn(mo
     passed(load)
     assert most == [0]  # in the right order the inbox stays empty
     hooks = planned(lambda pp_rank: early if pp_rank == 0 else PLAIN)
-    assert tokens_of(passed(load, hooks=hooks)) == expected
+    assert tokens_of(passed(load, change=hooks)) == expected
     assert most == [1]

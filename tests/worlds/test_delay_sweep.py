@@ -138,7 +138,7 @@ def retracting(at: tuple[int, ...]) -> tuple[SimulationResult, dict[int, int]]:
                 resumed.setdefault(self.pp_rank, rank.iteration)
             yield from ()
 
-    result = run({"cluster.pp_size": len(at)}, TIGHT, hooks=Late)
+    result = run({"cluster.pp_size": len(at)}, TIGHT, change=Late)
     assert result.verdict.kind == "pass", (at, result.verdict.message)
     assert [len(replies) for replies in ends(result.recording).values()] == [1, 1]
     assert result.recording.decisions[0] == result.recording.decisions[-1]
@@ -228,6 +228,6 @@ def test_the_sweep_finds_a_vote_that_counts_wrongly(hooks: type[Hooks]) -> None:
     for delays in MIXED:
         listed = [{"what": "transfer", "rid": "R1", "at": [begin + d for d in delays]}]
         changes = {"cluster.pp_size": 4, "disaggregation.role": "prefill", "observations.listed": listed}
-        verdict = run({**changes, "run.invariants": True}, BASE, hooks=hooks).verdict
+        verdict = run({**changes, "run.invariants": True}, BASE, change=hooks).verdict
         kinds.add(verdict.kind)
     assert "fail" in kinds

@@ -48,7 +48,7 @@ def flushed(iterations: tuple[int, ...], lost: int | None, **more: Any) -> Simul
         "workload.flushes": [{"rid": "F", "at_iteration": i} for i in iterations],
         **more,
     }
-    return run(changes, hooks=Hooks if lost is None else losing(lost))
+    return run(changes, change=Hooks if lost is None else losing(lost))
 
 
 @pytest.mark.parametrize(("iterations", "lost"), [((20,), 20), ((20, 30), 20), ((20, 30), 30)])
@@ -146,7 +146,7 @@ def test_what_a_rank_does_not_give_back_is_found_at_the_end(
     leak: Leak, invariant: str, text: str, changes: dict[str, Any]
 ) -> None:
     assert run(changes).verdict.kind == "pass"
-    verdict = run({**changes, "run.check": False}, hooks=leaking(leak)).verdict
+    verdict = run({**changes, "run.check": False}, change=leaking(leak)).verdict
     assert (verdict.kind, verdict.invariant, verdict.rank) == ("fail", invariant, 1), verdict.message
     assert text in verdict.message
 
@@ -162,6 +162,6 @@ def test_a_send_that_nobody_waited_for_is_found_at_the_end() -> None:
 
             return before(steps, "forward_inputs", does(forget))
 
-    verdict = run({"run.check": False}, UNIT, hooks=Forgets).verdict
+    verdict = run({"run.check": False}, UNIT, change=Forgets).verdict
     assert (verdict.kind, verdict.invariant, verdict.rank) == ("fail", "INV-38", 0)
     assert "the send of a meta message was never committed" in verdict.message

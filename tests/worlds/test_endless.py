@@ -71,27 +71,27 @@ def lost_rounds(verdict: Verdict, rank: int) -> None:
 def test_a_replica_that_skips_its_round_when_idle_breaks_invariant_2_in_the_first_such_round(pp_size: int) -> None:
     hooks = with_phase("ingest_inputs", skips_when_idle, 1, tp=2)
     changes = {**LATE, **REPLICAS, "cluster.pp_size": pp_size}
-    audited = run({**changes, "run.invariants": True}, hooks=hooks).verdict
+    audited = run({**changes, "run.invariants": True}, change=hooks).verdict
     # One output token: its last rank samples in iteration pp_size - 1, and the first idle round is the one after.
     assert (audited.invariant, audited.rank, audited.iteration) == ("INV-02", 1, pp_size)
     assert audited.exit_code == EXIT_SAFETY
     assert "which rank 0 sends it" in audited.message
-    lost_rounds(run(changes, hooks=hooks).verdict, 1)
+    lost_rounds(run(changes, change=hooks).verdict, 1)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_a_stage_that_plays_rounds_of_its_own_when_idle_is_named(rank: int) -> None:
     hooks = with_phase("ingest_inputs", skips_when_idle, rank)
     changes: dict[str, Any] = {**LATE, "cluster.pp_size": 4}
-    audited = run({**changes, "run.invariants": True}, hooks=hooks).verdict
+    audited = run({**changes, "run.invariants": True}, change=hooks).verdict
     assert (audited.invariant, audited.rank) == ("INV-02", rank)
     assert f"which rank {rank - 1} sends it" in audited.message
-    lost_rounds(run(changes, hooks=hooks).verdict, rank)
+    lost_rounds(run(changes, change=hooks).verdict, rank)
 
 
 def test_the_limit_on_iterations_holds_for_every_rank() -> None:
     hooks = with_phase("ingest_inputs", skips_when_idle, 1, tp=2)
-    verdict = run({**LATE, **REPLICAS, "run.max_iterations": 50}, hooks=hooks).verdict
+    verdict = run({**LATE, **REPLICAS, "run.max_iterations": 50}, change=hooks).verdict
     assert (verdict.kind, verdict.exit_code, verdict.rank, verdict.iteration) == ("unknown", EXIT_UNKNOWN, 1, 50)
     assert verdict.message.endswith("stopped at run.max_iterations = 50")
     right = run({**LATE, **REPLICAS, "run.max_iterations": 5}).verdict
@@ -105,10 +105,10 @@ def test_a_first_rank_that_does_not_read_its_inputs_any_more_is_named(pp_size: i
         if rank.iteration < 1:
             yield from ingest_inputs(rank)
 
-    verdict = run({"cluster.pp_size": pp_size}, hooks=with_phase("ingest_inputs", never_reads, 0)).verdict
+    verdict = run({"cluster.pp_size": pp_size}, change=with_phase("ingest_inputs", never_reads, 0)).verdict
     assert (verdict.kind, verdict.exit_code, verdict.rank) == ("fail", EXIT_LIVENESS, 0)
     assert "no batch for 20000 iterations" in verdict.message
-    limited = run({"run.max_iterations": 9}, hooks=with_phase("ingest_inputs", never_reads, 0)).verdict
+    limited = run({"run.max_iterations": 9}, change=with_phase("ingest_inputs", never_reads, 0)).verdict
     assert (limited.kind, limited.iteration, limited.rank) == ("unknown", 9, 0)
 
 
@@ -118,7 +118,7 @@ def test_a_first_rank_that_ignores_the_end_of_the_input_is_named(pp_size: int) -
         yield from ingest_inputs(rank)
         rank.inputs = tuple(item for item in rank.inputs if not isinstance(item, Shutdown))
 
-    verdict = run({"cluster.pp_size": pp_size}, hooks=with_phase("ingest_inputs", deaf, 0)).verdict
+    verdict = run({"cluster.pp_size": pp_size}, change=with_phase("ingest_inputs", deaf, 0)).verdict
     assert (verdict.kind, verdict.exit_code, verdict.rank) == ("fail", EXIT_LIVENESS, 0)
     assert "no batch for 20000 iterations after the last input was read (livelock)" in verdict.message
 
@@ -168,7 +168,7 @@ def waits_a_little(rank: Rank) -> Effects[None]:
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_a_rank_that_never_leaves_an_iteration_is_named_with_what_it_does(endless: Phase, rank: int) -> None:
     changes = {"cluster.pp_size": 3, "observations.max_delay": 1, "observations.tick_ms": 1.0}
-    verdict = run(changes, hooks=with_phase("harvest", endless, rank)).verdict
+    verdict = run(changes, change=with_phase("harvest", endless, rank)).verdict
     assert (verdict.kind, verdict.exit_code, verdict.rank, verdict.iteration) == ("fail", EXIT_LIVENESS, rank, 0)
     assert f"rank {rank}, iteration 0, slot 0, phase harvest: more than 101000 effects in one" in verdict.message
     what = {acts: "act", looks: "observe", waits_a_little: "awaitlocal"}[endless]
@@ -180,7 +180,7 @@ def test_a_rank_that_begins_the_same_iteration_again_makes_no_progress() -> None
         rank.iteration -= 1
         yield from ()
 
-    verdict = run({**LATE, "cluster.pp_size": 1}, hooks=with_phase("carry_over", back, 0)).verdict
+    verdict = run({**LATE, "cluster.pp_size": 1}, change=with_phase("carry_over", back, 0)).verdict
     assert (verdict.kind, verdict.exit_code, verdict.rank) == ("fail", EXIT_LIVENESS, 0)
     assert "livelock" in verdict.message
 
@@ -194,7 +194,7 @@ def test_of_two_pipelines_the_side_is_named_too(side: str) -> None:
             endless = named("send_inputs", acts)
             return tuple(endless if mine and self.pp_rank == 1 and p.__name__ == "send_inputs" else p for p in steps)
 
-    verdict = run({}, PAIR, hooks=OneSide).verdict
+    verdict = run({}, PAIR, change=OneSide).verdict
     assert (verdict.kind, verdict.exit_code, verdict.rank) == ("fail", EXIT_LIVENESS, 1)
     assert verdict.message.startswith(f"{side} side: rank 1, iteration 0, slot 0, phase send_inputs: ")
 
@@ -206,7 +206,7 @@ def test_a_rank_that_waits_for_ever_is_a_deadlock_and_not_a_livelock() -> None:
     def waits(rank: Rank) -> Effects[None]:
         yield from recv(0, Lane.CHECK)
 
-    verdict = run({"cluster.pp_size": 3}, hooks=with_phase("harvest", waits, 2)).verdict
+    verdict = run({"cluster.pp_size": 3}, change=with_phase("harvest", waits, 2)).verdict
     assert verdict.exit_code == EXIT_LIVENESS
     assert verdict.message.startswith("deadlock: ")
 

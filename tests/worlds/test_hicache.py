@@ -10,7 +10,7 @@ import pytest
 
 from ppsim.core.hicache import HiRadixCache
 from ppsim.errors import ScenarioError
-from ppsim.planted import all_bugs, hooks_for
+from ppsim.plugin import all_bugs, load
 from ppsim.recording import PASS, Recording
 from ppsim.recording.summary import summarize
 from ppsim.report.table import summary_text
@@ -215,14 +215,14 @@ PLANTED = [
 def test_a_public_bug_is_named_where_it_happens(path: str, bug: str, invariant: str, rank: int, iteration: int) -> None:
     scenario = load_scenario(str(ROOT / path))
     assert simulate(scenario).verdict.kind == "pass"
-    verdict = simulate(scenario, hooks=hooks_for([bug])).verdict
+    verdict = simulate(scenario, change=load([bug]).change).verdict
     assert (verdict.invariant, verdict.rank, verdict.iteration) == (invariant, rank, iteration), verdict.message
 
 
 @pytest.mark.parametrize(("changes", "bug"), [(HOST, "local_host_capacity"), (UNEVEN, "own_storage_readiness")])
 def test_a_planted_bug_breaks_what_it_says(changes: dict[str, Any], bug: str) -> None:
     assert run(changes).verdict.kind == "pass"
-    assert run(changes, hooks=hooks_for([bug])).verdict.invariant == all_bugs()[bug].breaks
+    assert run(changes, change=load([bug]).change).verdict.invariant == all_bugs()[bug].breaks
 
 
 def test_b07_both_ranks_consume_two_loads_in_iteration_6() -> None:

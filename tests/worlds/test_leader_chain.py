@@ -104,5 +104,5 @@ class AnyReplicaIsEnough(Hooks):
 
 def test_a_union_of_what_is_ready_lets_a_request_run_too_early() -> None:
     fact = {"what": "grammar", "rid": "G", "at": [1, 10, 0, 0]}
-    result = run({**COMPILED, "observations.listed": [fact]}, hooks=AnyReplicaIsEnough)
+    result = run({**COMPILED, "observations.listed": [fact]}, change=AnyReplicaIsEnough)
     assert launches(result.recording)["G"][0] < 10

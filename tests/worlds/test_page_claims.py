@@ -18,7 +18,7 @@ from ppsim.check.page_claims import PageClaims, common_length
 from ppsim.core import effects as fx
 from ppsim.core.errors import InvariantViolation
 from ppsim.fuzz.experiment import Experiment, run_experiment
-from ppsim.planted import all_bugs, hooks_for
+from ppsim.plugin import all_bugs, load
 from ppsim.world.driver import SimulatedRank
 from tests.fuzz.generated import experiments_of
 from tests.worlds.making import passed, requests
@@ -101,7 +101,7 @@ def test_whatever_a_bug_of_memory_does_both_looks_agree(seen: Counter[str]) -> N
     for profile in ("retraction", "abort", "chunked"):
         for name in bugs:
             for experiment in experiments_of(profile, 4):
-                outcome = run_experiment(Experiment(experiment.raw, (), experiment.chooser), hooks_for([name]))
+                outcome = run_experiment(Experiment(experiment.raw, (), experiment.chooser), load([name]).change)
                 assert "AssertionError" not in outcome.verdict.message, (name, outcome.verdict.message)
     assert seen["INV-64"] >= 3
 

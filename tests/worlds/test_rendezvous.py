@@ -133,7 +133,7 @@ class SendsFirst(Hooks):
 
 
 def test_the_planted_bug_brings_the_deadlock_back() -> None:
-    result = run(full_ring(4, 0, "parity"), hooks=SendsFirst)
+    result = run(full_ring(4, 0, "parity"), change=SendsFirst)
     assert (result.verdict.exit_code, result.verdict.iteration) == (3, 3)
 
 

@@ -128,6 +128,6 @@ class ReversedOnReplica(Hooks):
 
 def test_a_replica_that_decides_otherwise_is_named_in_the_first_iteration_that_differs() -> None:
     made = scenario({**LOAD, "cluster.pp_size": 2, "cluster.tp_replicas": 2})
-    verdict = simulate(made, hooks=ReversedOnReplica).verdict
+    verdict = simulate(made, change=ReversedOnReplica).verdict
     assert (verdict.exit_code, verdict.iteration, verdict.invariant) == (1, 0, "INV-10")
     assert verdict.rank == 3

@@ -471,4 +471,4 @@ def test_an_exchange_before_the_launch_costs_what_the_shared_streams_make_it_cos
         "workload.num_chunks": 300,
         "links.order": order,
     }
-    assert passed(scenario, hooks=ExchangesFirst).replies[-1].time_ns == expected * MS
+    assert passed(scenario, change=ExchangesFirst).replies[-1].time_ns == expected * MS

@@ -97,8 +97,8 @@ def test_a_launch_before_the_commit_hides_the_send(depth: int) -> None:
     there it is of the batch L - 1 before, which needs 4 + 1 + 4 and the row: too long for two rounds of 4."""
     if depth > 1:
         scenario = sends(4, 1, depth, graph=False, overlap=False, **{"links.order": "link"})
-        assert period_ms(scenario, hooks=COMMIT_AFTER_LAUNCH) == 4
-    in_order = period_ms(sends(4, 1, depth, graph=False, overlap=False), hooks=COMMIT_AFTER_LAUNCH)
+        assert period_ms(scenario, change=COMMIT_AFTER_LAUNCH) == 4
+    in_order = period_ms(sends(4, 1, depth, graph=False, overlap=False), change=COMMIT_AFTER_LAUNCH)
     assert in_order == 4 + 1 + OUTPUT_ROW_MS
 
 
@@ -124,20 +124,20 @@ def test_a_graph_launched_before_the_commit_overwrites_the_buffer_that_is_being_
 
     Without overlap only where no receive stands between the two: in one stream it does, and the bug is harmless."""
     order = {"links.order": "stream" if overlap else "link"}
-    result = run(sends(2, 5, depth, graph=True, overlap=overlap, **order), hooks=COMMIT_AFTER_LAUNCH)
+    result = run(sends(2, 5, depth, graph=True, overlap=overlap, **order), change=COMMIT_AFTER_LAUNCH)
     assert violation(result) == ("INV-39", 0, 2 + depth + 1)
     assert "static" in result.verdict.message
 
 
 def test_without_the_commit_the_graph_overwrites_its_buffer() -> None:
     never = planned(lambda _: without(PLAIN, phases.commit_hidden))
-    assert violation(run(sends(2, 5, 1, graph=True, overlap=True), hooks=never)) == ("INV-39", 0, 4)
+    assert violation(run(sends(2, 5, 1, graph=True, overlap=True), change=never)) == ("INV-39", 0, 4)
 
 
 def test_hidden_states_that_nobody_commits_are_found_at_the_end() -> None:
     """Buffers of their own are not overwritten, but they are never given back either."""
     forgetful = planned(lambda _: (*without(PLAIN, phases.commit_hidden), forget_hidden))
-    result = run(sends(2, 5, 1, graph=False, overlap=True), hooks=forgetful)
+    result = run(sends(2, 5, 1, graph=False, overlap=True), change=forgetful)
     assert violation(result)[0] == "INV-38"
     assert "never committed" in result.verdict.message
 
@@ -155,7 +155,7 @@ class DropsHidden(Hooks):
 
 
 def test_a_buffer_given_up_during_its_send_is_reported_in_the_iteration_after_the_send() -> None:
-    result = run(sends(2, 5, 1, graph=False, overlap=True), hooks=DropsHidden)
+    result = run(sends(2, 5, 1, graph=False, overlap=True), change=DropsHidden)
     assert violation(result) == ("INV-38", 0, 1)
     assert "hidden" in result.verdict.message
     assert "rank 1" in result.verdict.message
@@ -168,7 +168,7 @@ def test_a_buffer_given_up_after_its_send_harms_nobody() -> None:
         "workload.requests": requests(1, prompt=1, output=4),
         "host.schedule_us": 20_000.0,
     }
-    assert run(quiet, hooks=DropsHidden).verdict.kind == "pass"
+    assert run(quiet, change=DropsHidden).verdict.kind == "pass"
 
 
 def commit_twice(rank: Rank) -> Effects[None]:
@@ -179,6 +179,6 @@ def commit_twice(rank: Rank) -> Effects[None]:
 
 def test_a_send_that_is_committed_twice_is_reported() -> None:
     plan = tuple(commit_twice if phase is phases.commit_hidden else phase for phase in PLAIN)
-    result = run(sends(2, 5, 1, graph=False, overlap=True), hooks=planned(lambda _: plan))
+    result = run(sends(2, 5, 1, graph=False, overlap=True), change=planned(lambda _: plan))
     assert violation(result) == ("INV-38", 0, 1)
     assert "twice" in result.verdict.message

@@ -5,47 +5,39 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ppsim.core.effects import Effects
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Phase, Plan
+from ppsim.core.loop import Loop
 from ppsim.core.messages import AbortReq
-from ppsim.core.rank import Rank
+from ppsim.core.rank import Phase, Plan, Rank
 from ppsim.core.request import State
+from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import LaunchedBatch
-from ppsim.planted.plans import before, behind, does, instead, named
-from ppsim.planted.registry import planted
+from ppsim.plugin import planted
+from ppsim.plugin.plans import before, behind, does, instead, named
 
 
 @planted("chunk_count_moves_rows", breaks="INV-41", profile="chunked", source="bugs.md B12")
-class ChunkCountMovesRows(Hooks):
+class ChunkCountMovesRows(Scheduler):
     """On ranks before the last the count of computed tokens is taken for the length of a prompt that came in chunks.
 
     The token behind it lands where the next request of the batch begins, so rows change places. One prompt alone has
     no neighbour: nothing is seen at low concurrency.
     """
 
-    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
-        super().__init__(pp_rank, tp_rank)
-        self.is_last = False
-
-    def plan(self, steps: Plan) -> Plan:
-        def note(rank: Rank) -> None:
-            self.is_last = rank.config.is_last
-
-        return (does(note), *steps)
-
-    def rows_to_harvest(self, batch: LaunchedBatch, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+    def rows_of(self, batch: LaunchedBatch, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         first = batch.forward.pieces[0]
         came_in_chunks = not first.is_decode and first.prefix_len > 0
-        if self.is_last or not came_in_chunks or len(token_ids) < 2:
+        if self.config.is_last or not came_in_chunks or len(token_ids) < 2:
             return token_ids
         return (*token_ids[1:], token_ids[0])
 
 
 @planted("logprobs_not_relayed", breaks="INV-71", profile="plain", source="bugs.md B57")
-class LogprobsNotRelayed(Hooks):
+class LogprobsNotRelayed(Loop):
     """Only the token ids of an output go on round the ring."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def drop_extras(rank: Rank) -> None:
             if rank.pp_outputs is not None:
                 rank.pp_outputs = replace(rank.pp_outputs, num_logprobs=0)
@@ -57,10 +49,11 @@ class LogprobsNotRelayed(Hooks):
 
 
 @planted("token_before_abort", breaks="INV-67", profile="abort", source="bugs.md B60")
-class TokenBeforeAbort(Hooks):
+class TokenBeforeAbort(Loop):
     """The result of a last chunk is applied before the pending abort is looked at."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
         for name in ("harvest", "absorb_outputs"):
             for phase in named(steps, name):
                 steps = instead(steps, name, self.token_first(phase))
@@ -86,18 +79,21 @@ class TokenBeforeAbort(Hooks):
 
 
 @planted("layers_counted_by_own_stage", breaks="INV-32", profile="plain", source="bugs.md B64")
-class LayersCountedByOwnStage(Hooks):
+class LayersCountedByOwnStage(Rank):
     """A stage takes its rank times its own number of layers for the number of its first layer."""
 
-    def first_layer(self, layers: tuple[int, ...], pp_rank: int) -> int:
+    @property
+    def first_layer(self) -> int:
+        layers, pp_rank = self.config.layers, self.config.pp_rank
         return pp_rank * layers[pp_rank] if layers else 0
 
 
 @planted("abort_in_the_middle", breaks="INV-68", profile="abort", source="bugs.md B66")
-class AbortInTheMiddle(Hooks):
+class AbortInTheMiddle(Loop):
     """An abort acts again in the middle of an iteration, where the slot variables point to another batch."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
         return before(steps, "harvest", does(abort_again))
 
 

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from ppsim.core.hooks import Hooks
-from ppsim.core.prefix import Node
-from ppsim.planted.registry import planted
+from ppsim.core.agreed import Agreed
+from ppsim.core.node import Node
+from ppsim.core.policy import Policy
+from ppsim.core.prefix import RadixCache
+from ppsim.core.rank import NO_HOST_TIER, Rank
+from ppsim.plugin import planted
 
 
 @planted("local_capacity", breaks="INV-22", profile="plain", source="bugs.md B04")
-class LocalCapacity(Hooks):
+class LocalCapacity(Rank):
     """Each rank uses its own KV capacity instead of the minimum over all ranks."""
 
-    def capacity(self, agreed_tokens: int, local_tokens: int) -> int:
-        return local_tokens
+    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] = NO_HOST_TIER) -> None:
+        super().start(Agreed(self.local_tokens[0], "nobody else"), host_tokens)
 
 
 @planted("clock_recency", breaks="INV-26", profile="plain", source="bugs.md B06")
-class ClockRecency(Hooks):
+class ClockRecency(RadixCache):
     """Recency comes from a local clock: on odd ranks a few accesses within microseconds come out in reverse order."""
 
-    def access_stamp(self, clock: int) -> int:
-        return clock ^ 7 if self.pp_rank % 2 else clock
+    def stamp(self) -> int:
+        return self.clock ^ 7 if self.policy.pp_rank % 2 else self.clock
 
 
 @planted("evict_newest_on_one_rank", breaks="INV-26", profile="plain", source="protocol.md 12, invariant 26")
-class EvictNewest(Hooks):
+class EvictNewest(Policy):
     """The last rank evicts the most recently used leaf."""
 
     def eviction_key(self, node: Node) -> int:

@@ -5,29 +5,32 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ppsim.core.effects import Effects
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
+from ppsim.core.loop import Loop
 from ppsim.core.phases import absorb_outputs, report_harvest
-from ppsim.core.rank import Rank
+from ppsim.core.policy import Policy
+from ppsim.core.rank import Plan, Rank
 from ppsim.core.request import Request
+from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import LaunchedBatch
-from ppsim.planted.plans import before, behind, does, instead
-from ppsim.planted.registry import planted
+from ppsim.plugin import planted
+from ppsim.plugin.plans import before, behind, does, instead
 
 
 @planted("other_tokens", breaks="INV-41", profile="plain", source="protocol.md 12, invariant 41")
-class OtherTokens(Hooks):
+class OtherTokens(Scheduler):
     """Later ranks append the token after the one that was sampled."""
 
-    def rows_to_harvest(self, batch: LaunchedBatch, token_ids: tuple[int, ...]) -> tuple[int, ...]:
-        return tuple(token + 1 for token in token_ids) if self.pp_rank else token_ids
+    def rows_of(self, batch: LaunchedBatch, token_ids: tuple[int, ...]) -> tuple[int, ...]:
+        return token_ids if self.config.is_first else tuple(token + 1 for token in token_ids)
 
 
 @planted("stop_tokens_ignored", breaks="INV-42", profile="plain", source="protocol.md 12, invariant 42")
-class StopTokensIgnored(Hooks):
+class StopTokensIgnored(Loop):
     """Later ranks do not know the stop tokens of a request."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def forget(rank: Rank) -> None:
             for request in rank.scheduler.requests.values():
                 if not rank.config.is_first and request.spec.stop_token_ids:
@@ -37,10 +40,12 @@ class StopTokensIgnored(Hooks):
 
 
 @planted("local_grammar_cache", breaks="INV-43", profile="grammar", source="bugs.md I8")
-class LocalGrammarCache(Hooks):
+class LocalGrammarCache(Loop):
     """Later ranks have the grammar in a cache of their own, and leave the queue and its exchange out."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def hit(rank: Rank) -> None:
             scheduler = rank.scheduler
             for request in list(scheduler.grammar_queue):
@@ -52,10 +57,12 @@ class LocalGrammarCache(Hooks):
 
 
 @planted("first_rank_samples", breaks="INV-44", profile="plain", source="protocol.md 12, invariant 44")
-class FirstRankSamples(Hooks):
+class FirstRankSamples(Loop):
     """The first rank draws the tokens itself instead of taking those of the last rank."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def draw(rank: Rank) -> Effects[None]:
             if rank.received is not None and rank.config.is_first:
                 rank.received = replace(rank.received, sender=rank.link.rank_id)
@@ -65,7 +72,7 @@ class FirstRankSamples(Hooks):
 
 
 @planted("middle_chunks_are_tokens", breaks="INV-45", profile="chunked", source="protocol.md 2.4")
-class MiddleChunksAreTokens(Hooks):
+class MiddleChunksAreTokens(Scheduler):
     """The row of a middle chunk is taken for a token."""
 
     def is_middle_chunk(self, request: Request) -> bool:
@@ -73,10 +80,12 @@ class MiddleChunksAreTokens(Hooks):
 
 
 @planted("last_reply_twice", breaks="INV-61", profile="plain", source="bugs.md I12")
-class LastReplyTwice(Hooks):
+class LastReplyTwice(Loop):
     """The terminal reply of a request is sent twice."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def twice(rank: Rank) -> None:
             outbox = rank.scheduler.outbox
             outbox += [reply for reply in outbox if reply.status in ("finished", "aborted")]
@@ -86,7 +95,7 @@ class LastReplyTwice(Hooks):
 
 
 @planted("hash_order", breaks="INV-62", profile="plain", source="bugs.md B16")
-class HashOrder(Hooks):
+class HashOrder(Policy):
     """Waiting requests come out of an unordered container: later ranks try them in another order."""
 
     def admission_order(self, waiting: list[Request]) -> list[Request]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from ppsim.core.effects import Effects
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Phase, Plan
-from ppsim.core.rank import Rank
-from ppsim.planted.plans import behind, does, instead, named
-from ppsim.planted.registry import planted
+from ppsim.core.loop import Loop
+from ppsim.core.rank import Phase, Plan, Rank
+from ppsim.plugin import planted
+from ppsim.plugin.plans import behind, does, instead, named
 
 
 @planted("harvest_put_off", breaks="INV-05", profile="plain", source="protocol.md 1.4")
-class HarvestPutOff(Hooks):
+class HarvestPutOff(Loop):
     """A harvest that comes at a bad moment is put off to the next visit, on all ranks alike."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
         for name in ("harvest", "absorb_outputs"):
             for phase in named(steps, name):
                 steps = instead(steps, name, self.put_off(phase))
@@ -35,10 +35,11 @@ class HarvestPutOff(Hooks):
 
 
 @planted("harvest_left_out", breaks="INV-06", profile="plain", source="protocol.md 12, invariant 6")
-class HarvestLeftOut(Hooks):
+class HarvestLeftOut(Loop):
     """Now and then nobody harvests, and the slot is scheduled again over the batch in it."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
         for phase in named(steps, "harvest"):
             steps = instead(steps, "harvest", self.left_out(phase))
         return steps
@@ -52,10 +53,12 @@ class HarvestLeftOut(Hooks):
 
 
 @planted("cache_off_on_one_rank", breaks="INV-63", profile="plain", source="protocol.md 12, invariant 63")
-class CacheOffOnOneRank(Hooks):
+class CacheOffOnOneRank(Loop):
     """The last rank switches its radix cache off after an exception of its own."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def switch_off(rank: Rank) -> None:
             if rank.config.is_last and rank.iteration == 3 and not rank.config.is_first:
                 rank.scheduler.kv.enable_radix_cache = False
@@ -64,10 +67,12 @@ class CacheOffOnOneRank(Hooks):
 
 
 @planted("pages_freed_at_the_last_launch", breaks="INV-64", profile="plain", source="bugs.md I10")
-class PagesFreedAtTheLastLaunch(Hooks):
+class PagesFreedAtTheLastLaunch(Loop):
     """A request's own pages go back to the pool when its last token is launched, not when it is harvested."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def free_early(rank: Rank) -> None:
             kv = rank.scheduler.kv
             for request in rank.batch.requests if rank.batch is not None else ():

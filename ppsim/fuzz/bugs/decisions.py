@@ -2,61 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from ppsim.core.admission import PrefillAdder
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
-from ppsim.core.rank import Rank
+from ppsim.core.config import RankConfig
+from ppsim.core.kv import KVCache
+from ppsim.core.loop import Loop
+from ppsim.core.policy import Policy
+from ppsim.core.rank import Plan, Rank
 from ppsim.core.request import Request, State
 from ppsim.core.scheduler import Scheduler
-from ppsim.core.slots import Slot
-from ppsim.planted.plans import before, behind, does, replaced
-from ppsim.planted.registry import planted
+from ppsim.core.slots import Slot, SlotRing
+from ppsim.plugin import planted
+from ppsim.plugin.plans import before, behind, does
 
 
 @planted("watermark_on_later_ranks", breaks="INV-09", profile="plain", source="protocol.md 12, invariant 9")
-class WatermarkOnLaterRanks(Hooks):
+class WatermarkOnLaterRanks(Scheduler):
     """Later ranks start no prompt in an empty slot while less than half of the pool is free."""
 
-    def may_prefill(self, scheduler: Scheduler, slot: Slot) -> bool:
-        pool = scheduler.kv.pool
-        return self.pp_rank == 0 or bool(slot.running) or 2 * pool.free_tokens >= pool.capacity_tokens
+    def may_prefill(self, slot: Slot) -> bool:
+        pool = self.kv.pool
+        return self.config.is_first or bool(slot.running) or 2 * pool.free_tokens >= pool.capacity_tokens
 
 
 @planted("one_prompt_a_batch", breaks="INV-10", profile="plain", source="protocol.md 12, invariant 10")
-class OnePromptABatch(Hooks):
+class OnePromptABatch(Scheduler):
     """Later ranks admit one request to a prefill batch."""
 
-    def plan(self, steps: Plan) -> Plan:
-        def one_only(rank: Rank) -> None:
-            if not rank.config.is_first and rank.iteration == 0:
-                rank.scheduler.config = replace(rank.scheduler.config, prefill_max_requests=1)
-
-        return before(steps, "schedule", does(one_only))
+    def __init__(self, config: RankConfig, kv: KVCache, slots: SlotRing, policy: Policy) -> None:
+        mine = config if config.is_first else replace(config, prefill_max_requests=1)
+        super().__init__(mine, kv, slots, policy)
 
 
 @planted("mixed_tokens_not_charged", breaks="INV-11", profile="chunked", source="protocol.md 4.3, 4.8")
-class MixedTokensNotCharged(Hooks):
+class MixedTokensNotCharged(Scheduler):
     """Later ranks give the whole chunk budget to the prompt, although decode tokens ride along."""
 
-    def plan(self, steps: Plan) -> Plan:
-        def uncharged(old: Callable[[Slot, int], PrefillAdder], slot: Slot, num_mixed: int) -> PrefillAdder:
-            return old(slot, 0)
-
-        def charge_nothing(rank: Rank) -> None:
-            if not rank.config.is_first and rank.iteration == 0:
-                replaced(rank.scheduler, "_adder", uncharged)
-
-        return before(steps, "schedule", does(charge_nothing))
+    def _adder(self, slot: Slot, num_mixed: int) -> PrefillAdder:
+        return super()._adder(slot, num_mixed if self.config.is_first else 0)
 
 
 @planted("logprob_wish_lost", breaks="INV-12", profile="chunked", source="protocol.md 2.4")
-class LogprobWishLost(Hooks):
+class LogprobWishLost(Loop):
     """Later ranks forget who asked for logprobs, and skip an exchange that the first rank waits for."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def forget(rank: Rank) -> None:
             for request in rank.scheduler.requests.values():
                 if not rank.config.is_first and request.spec.return_logprob:
@@ -66,10 +60,12 @@ class LogprobWishLost(Hooks):
 
 
 @planted("middle_chunk_counted_twice", breaks="INV-13", profile="chunked", source="protocol.md 4.4")
-class MiddleChunkCountedTwice(Hooks):
+class MiddleChunkCountedTwice(Loop):
     """Later ranks count a middle chunk as harvested while another one is still in flight."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def count_again(rank: Rank) -> None:
             for request in rank.scheduler.requests.values():
                 if not rank.config.is_first and request.inflight_middle_chunks > 1:
@@ -79,10 +75,12 @@ class MiddleChunkCountedTwice(Hooks):
 
 
 @planted("queue_limit_on_later_ranks", breaks="INV-14", profile="plain", source="protocol.md 7.2")
-class QueueLimitOnLaterRanks(Hooks):
+class QueueLimitOnLaterRanks(Loop):
     """Later ranks drop the youngest of more than two waiting requests while they are busy."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def drop_one(rank: Rank) -> None:
             scheduler = rank.scheduler
             if not rank.config.is_first and len(scheduler.waiting) > 2:
@@ -93,10 +91,12 @@ class QueueLimitOnLaterRanks(Hooks):
 
 
 @planted("joins_another_slot", breaks="INV-15", profile="plain", source="protocol.md 4.4")
-class JoinsAnotherSlot(Hooks):
+class JoinsAnotherSlot(Loop):
     """On later ranks a request that has just begun to decode goes on in the slot before its own."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def move(rank: Rank) -> None:
             slots = rank.scheduler.slots
             slot = slots.current(rank.iteration)
@@ -109,18 +109,21 @@ class JoinsAnotherSlot(Hooks):
 
 
 @planted("full_flag_stays", breaks="INV-16", profile="plain", source="bugs.md B86")
-class FullFlagStays(Hooks):
+class FullFlagStays(Scheduler):
     """On later ranks batch_is_full never falls."""
 
-    def clears_full_flag(self, slot: Slot, shrank: bool) -> bool:
-        return self.pp_rank == 0 and super().clears_full_flag(slot, shrank)
+    def reopen(self, slot: Slot) -> None:
+        if self.config.is_first or self.role.clears_full_flag:
+            super().reopen(slot)
 
 
 @planted("ratio_decays_twice", breaks="INV-17", profile="plain", source="protocol.md 4.3")
-class RatioDecaysTwice(Hooks):
+class RatioDecaysTwice(Loop):
     """Later ranks lower new_token_ratio by two steps for each batch of their own."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def decay_again(rank: Rank) -> None:
             if not rank.config.is_first and rank.batch is not None:
                 rank.scheduler.ratio.decay()
@@ -129,7 +132,7 @@ class RatioDecaysTwice(Hooks):
 
 
 @planted("retracts_the_first", breaks="INV-18", profile="plain", source="protocol.md 4.5")
-class RetractsTheFirst(Hooks):
+class RetractsTheFirst(Policy):
     """Later ranks retract the most preferred request first."""
 
     def retraction_order(self, running: list[Request]) -> list[Request]:
@@ -138,28 +141,30 @@ class RetractsTheFirst(Hooks):
 
 
 @planted("decodes_first", breaks="INV-19", profile="plain", source="protocol.md 4.1")
-class DecodesFirst(Hooks):
+class DecodesFirst(Policy):
     """Later ranks decode first where a slot has something to decode."""
 
-    def may_prefill(self, scheduler: Scheduler, slot: Slot) -> bool:
-        return self.pp_rank == 0 or not slot.running
+    def may_prefill(self, running: Sequence[Request], waiting: Sequence[Request], free_tokens: int) -> bool:
+        return self.pp_rank == 0 or not running
 
 
 @planted("chunk_sizes_refitted", breaks="INV-20", profile="chunked", source="protocol.md 5.1, 12 invariant 20")
-class ChunkSizesRefitted(Hooks):
+class ChunkSizesRefitted(Policy):
     """Later ranks fit the chunk sizes to times of their own, and come to half of what was planned."""
 
-    def chunk_size(self, scheduler: Scheduler, prefix_len: int, planned: int) -> int:
+    def chunk_size(self, prefix_len: int, planned: int) -> int:
         return planned if self.pp_rank == 0 else max(planned // 2, 1)
 
 
 @planted("limit_changes_later", breaks="INV-21", profile="plain", source="protocol.md 12, invariant 21")
-class LimitChangesLater(Hooks):
+class LimitChangesLater(Loop):
     """pp_max_micro_batch_size falls to 1 in iteration 4 of the first rank, and one iteration later on each next one."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def lower(rank: Rank) -> None:
-            if rank.iteration == 4 + self.pp_rank:
+            if rank.iteration == 4 + self.config.pp_rank:
                 rank.scheduler.config = replace(rank.scheduler.config, max_micro_batch_size=1)
 
         return before(steps, "schedule", does(lower))

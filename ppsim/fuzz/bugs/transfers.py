@@ -2,69 +2,58 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
+from ppsim.core.loop import Loop
 from ppsim.core.pd_decode import DecodeRole
 from ppsim.core.pd_prefill import PrefillRole
-from ppsim.core.rank import Rank
+from ppsim.core.rank import Plan, Rank
 from ppsim.core.request import Request, State
-from ppsim.planted.plans import behind, does, replaced
-from ppsim.planted.registry import planted
+from ppsim.core.surroundings import Surroundings
+from ppsim.plugin import planted
+from ppsim.plugin.plans import behind, does
 
 
 @planted("freed_while_being_written", breaks="INV-52", profile="pair", source="bugs.md B33")
-class FreedWhileBeingWritten(Hooks):
+class FreedWhileBeingWritten(DecodeRole):
     """An abort on the decode side frees the pages at once, while senders still write to them."""
 
-    def plan(self, steps: Plan) -> Plan:
-        def install(rank: Rank) -> None:
-            role = rank.scheduler.role
-            if rank.iteration or not isinstance(role, DecodeRole):
-                return
-
-            def drains(old: Callable[[Request], bool], request: Request) -> bool:
-                waits = old(request)
-                if request.state is State.TRANSFER:
-                    role.transfer.remove(request)
-                    return False
-                return waits
-
-            replaced(role, "drains", drains)
-
-        return (does(install), *steps)
+    def drains(self, request: Request) -> bool:
+        waits = super().drains(request)
+        if request.state is not State.TRANSFER:
+            return waits
+        self.transfer.remove(request)
+        return False
 
 
 @planted("sent_at_launch", breaks="INV-65", profile="pair", source="bugs.md B34")
-class SentAtLaunch(Hooks):
+class SentAtLaunch(Surroundings):
     """KV of a chunk is sent as soon as the next one is scheduled, whether its own forward pass has ended or not."""
 
-    def write_begins_ns(self, computed_ns: int) -> int:
+    def write_begins_ns(self, room: int, rank: int, num_tokens: int, computed_ns: int) -> int:
         return 0
 
 
 @planted("silent_sender_is_waited_for", breaks="INV-70", profile="pair", source="bugs.md B38")
-class SilentSenderIsWaitedFor(Hooks):
+class SilentSenderIsWaitedFor(Surroundings):
     """An aborted receiver holds its pages until the word of its sender comes, however long that takes."""
 
-    def lease_ends(self) -> bool:
+    def lease_ends(self, room: int, rank: int) -> bool:
         return False
 
 
 @planted("rejection_not_told", breaks="INV-70", profile="pair", source="bugs.md B40")
-class RejectionNotTold(Hooks):
+class RejectionNotTold(Surroundings):
     """The decode side rejects a request and tells its client only."""
 
-    def tells_peer(self, what: str) -> bool:
+    def tells_peer(self, room: int, rank: int, side: str, what: str) -> bool:
         return what not in ("refused", "stop")
 
 
 @planted("evicted_before_sent", breaks="INV-52", profile="pair", source="bugs.md B43")
-class EvictedBeforeSent(Hooks):
+class EvictedBeforeSent(Loop):
     """Nothing protects the KV of a computed prompt between its last chunk and the end of its transfer."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
         return behind(steps, "report_harvest", does(leave_to_the_cache))
 
 
@@ -78,8 +67,8 @@ def leave_to_the_cache(rank: Rank) -> None:
 
 
 @planted("failure_not_told", breaks="INV-70", profile="pair", source="bugs.md B71, B84")
-class FailureNotTold(Hooks):
+class FailureNotTold(Surroundings):
     """A side that fails (a handshake limit, a write that cannot be posted) ends the request alone; the other waits."""
 
-    def tells_peer(self, what: str) -> bool:
+    def tells_peer(self, room: int, rank: int, side: str, what: str) -> bool:
         return what == "refused"

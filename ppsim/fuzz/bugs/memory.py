@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from ppsim.core.admission import PrefillAdder
 from ppsim.core.batch import Mode
+from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects, Reply, drop
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
+from ppsim.core.exchange import Exchange
+from ppsim.core.kv import KVCache
+from ppsim.core.loop import Loop
 from ppsim.core.messages import FlushCache
 from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.phases import commit_hidden
-from ppsim.core.rank import Rank
+from ppsim.core.policy import Policy
+from ppsim.core.rank import Plan, Rank
 from ppsim.core.request import Request, State
-from ppsim.core.slots import Slot
-from ppsim.planted.plans import behind, does, instead, replaced
-from ppsim.planted.registry import planted
+from ppsim.core.scheduler import Scheduler
+from ppsim.core.slots import SlotRing
+from ppsim.core.votes import Voting
+from ppsim.plugin import planted
+from ppsim.plugin.plans import behind, does, instead
 
 
 @planted("freed_at_first_harvest", breaks="INV-64", profile="abort", source="bugs.md B35")
-class FreedAtFirstHarvest(Hooks):
+class FreedAtFirstHarvest(Scheduler):
     """An aborted prompt gives its KV back at the next harvest, although later chunks of it are still in flight."""
 
-    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
-        super().__init__(pp_rank, tp_rank)
+    def __init__(self, config: RankConfig, kv: KVCache, slots: SlotRing, policy: Policy) -> None:
+        super().__init__(config, kv, slots, policy)
         self.in_flight: dict[str, int] = {}
 
     def may_end_now(self, request: Request) -> bool:
@@ -33,14 +36,16 @@ class FreedAtFirstHarvest(Hooks):
 
 
 @planted("ends_twice", breaks="INV-23", profile="pd", source="bugs.md B37")
-class EndsTwice(Hooks):
+class EndsTwice(Loop):
     """An aborted request whose record is kept for its transfer goes through the release of pages twice."""
 
-    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
-        super().__init__(pp_rank, tp_rank)
+    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting) -> None:
+        super().__init__(config, exchange, voting)
         self.freed: list[str] = []
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def free(rank: Rank) -> None:
             role = rank.scheduler.role
             for request in role.inflight if isinstance(role, PrefillRole) else ():
@@ -52,31 +57,21 @@ class EndsTwice(Hooks):
 
 
 @planted("flush_beside_launched", breaks="INV-73", profile="abort", source="bugs.md B45")
-class FlushBesideLaunched(Hooks):
+class FlushBesideLaunched(Scheduler):
     """The idle test looks at queues, running sets and the chunked prompt, not at batches in flight."""
 
-    def plan(self, steps: Plan) -> Plan:
-        def install(rank: Rank) -> None:
-            if rank.iteration:
-                return
-            scheduler = rank.scheduler
-
-            def flush(old: Callable[[FlushCache], None], item: FlushCache) -> None:
-                waiting = scheduler.waiting or scheduler.grammar_queue or scheduler.chunked is not None
-                running = any(slot.running or slot.last_batch for slot in scheduler.slots.slots)
-                if waiting or running or scheduler.kv.tree.protected_tokens:
-                    old(item)
-                    return
-                scheduler.kv.tree.reset()
-                scheduler.outbox.append(Reply(item.rid, "finished", reason="flushed"))
-
-            replaced(scheduler, "_flush", flush)
-
-        return (does(install), *steps)
+    def _flush(self, item: FlushCache) -> None:
+        waiting = self.waiting or self.grammar_queue or self.chunked is not None
+        running = any(slot.running or slot.last_batch for slot in self.slots.slots)
+        if waiting or running or self.kv.tree.protected_tokens:
+            super()._flush(item)
+            return
+        self.kv.tree.reset()
+        self.outbox.append(Reply(item.rid, "finished", reason="flushed"))
 
 
 @planted("aborted_chunk_leaks", breaks="INV-23", profile="abort", source="bugs.md B46")
-class AbortedChunkLeaks(Hooks):
+class AbortedChunkLeaks(Scheduler):
     """The pages of the chunk that was launched last are forgotten when its prompt is aborted."""
 
     def may_end_now(self, request: Request) -> bool:
@@ -88,18 +83,19 @@ class AbortedChunkLeaks(Hooks):
 
 
 @planted("retraction_without_effect", breaks="INV-66", profile="retraction", source="bugs.md B48")
-class RetractionWithoutEffect(Hooks):
+class RetractionWithoutEffect(Scheduler):
     """A retracted request is taken out of the batch, and keeps its KV."""
 
-    def frees_retracted(self, request: Request) -> bool:
-        return False
+    def put_out(self, request: Request) -> None:
+        pass
 
 
 @planted("skipped_step_keeps_growth", breaks="INV-66", profile="plain", source="bugs.md B52")
-class SkippedStepKeepsGrowth(Hooks):
+class SkippedStepKeepsGrowth(Loop):
     """A decode step is skipped while every other slot is empty, on all ranks; the KV it was given is not taken back."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
         return behind(steps, "schedule", does(skip_lonely_decode))
 
 
@@ -116,10 +112,11 @@ def skip_lonely_decode(rank: Rank) -> None:
 
 
 @planted("hidden_given_up_when_deep", breaks="INV-38", profile="plain", source="bugs.md B53")
-class HiddenGivenUpWhenDeep(Hooks):
+class HiddenGivenUpWhenDeep(Loop):
     """With an asynchronous depth above 1 hidden states are given up while they are still read."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
         return instead(steps, "commit_hidden", give_up_when_deep)
 
 
@@ -132,35 +129,26 @@ def give_up_when_deep(rank: Rank) -> Effects[None]:
     rank.send_proxy_work.clear()
 
 
-@planted("chunk_beyond_memory", breaks="INV-23", profile="retraction", source="bugs.md B100")
-class ChunkBeyondMemory(Hooks):
-    """The next chunk of a running prompt is launched by the chunk budget alone, whatever memory is left."""
+class Unbounded(PrefillAdder):
+    """A continued chunk is not checked against memory."""
 
-    def plan(self, steps: Plan) -> Plan:
-        def install(rank: Rank) -> None:
-            scheduler = rank.scheduler
-            if rank.iteration:
-                return
-
-            def can_grow(old: Callable[[Request, int], bool], request: Request, num_tokens: int) -> bool:
-                return request.state is State.PREFILL or old(request, num_tokens)
-
-            replaced(scheduler, "_adder", unbounded)
-            replaced(scheduler.kv, "can_grow", can_grow)
-
-        return (does(install), *steps)
-
-
-def unbounded(old: Callable[[Slot, int], PrefillAdder], slot: Slot, num_mixed: int) -> PrefillAdder:
-    """The adder, whose check of a continued chunk is left out."""
-    adder = old(slot, num_mixed)
-
-    def add_chunked(_: Callable[[Request], bool], request: Request) -> bool:
-        assert adder.rem_chunk is not None
+    def add_chunked(self, request: Request) -> bool:
+        assert self.rem_chunk is not None
         remaining = request.seq_len - request.kv_len
-        new_tokens = min(remaining, adder.rem_chunk)
-        adder._charge(request, new_tokens, remaining - new_tokens)
+        new_tokens = min(remaining, self.rem_chunk)
+        self._charge(request, new_tokens, remaining - new_tokens)
         return True
 
-    replaced(adder, "add_chunked", add_chunked)
-    return adder
+
+class AlwaysGrows(KVCache):
+    """Memory for the next chunk of a prompt is taken for granted."""
+
+    def can_grow(self, request: Request, num_tokens: int) -> bool:
+        return request.state is State.PREFILL or super().can_grow(request, num_tokens)
+
+
+@planted("chunk_beyond_memory", breaks="INV-23", profile="retraction", source="bugs.md B100", beside=(AlwaysGrows,))
+class ChunkBeyondMemory(Scheduler):
+    """The next chunk of a running prompt is launched by the chunk budget alone, whatever memory is left."""
+
+    adder_class = Unbounded

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from ppsim.core.agreed import Agreed
 from ppsim.core.effects import Effects, observe
 from ppsim.core.hicache import HiRadixCache
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
-from ppsim.core.rank import Rank
+from ppsim.core.loop import Loop
+from ppsim.core.rank import NO_HOST_TIER, Plan, Rank
 from ppsim.core.tiers import agree_tiers, exchange, finished_here, hand_down, take_in
-from ppsim.planted.plans import instead
-from ppsim.planted.registry import planted
+from ppsim.plugin import planted
+from ppsim.plugin.plans import instead
 
 
 def own_hits(rank: Rank, tiers: HiRadixCache) -> Effects[tuple[int, ...]]:
@@ -19,10 +19,12 @@ def own_hits(rank: Rank, tiers: HiRadixCache) -> Effects[tuple[int, ...]]:
 
 
 @planted("acks_counted_locally", breaks="INV-28", profile="hicache", source="bugs.md B07")
-class AcksCountedLocally(Hooks):
+class AcksCountedLocally(Loop):
     """Each rank consumes as many acknowledgements of writes and loads as it has seen itself."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def agree_tiers(rank: Rank) -> Effects[None]:
             tiers = rank.scheduler.kv.tiers
             if tiers is None or not tiers.outstanding:
@@ -35,10 +37,12 @@ class AcksCountedLocally(Hooks):
 
 
 @planted("own_storage_hits", breaks="INV-28", profile="hicache", source="bugs.md B08")
-class OwnStorageHits(Hooks):
+class OwnStorageHits(Loop):
     """The end of a fetch is agreed, but each rank then takes the hit length that its own storage has."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def agree_tiers(rank: Rank) -> Effects[None]:
             tiers = rank.scheduler.kv.tiers
             if tiers is None or not tiers.outstanding:
@@ -52,10 +56,12 @@ class OwnStorageHits(Hooks):
 
 
 @planted("own_storage_readiness", breaks="INV-28", profile="hicache", source="sglang issue #34568")
-class OwnStorageReadiness(Hooks):
+class OwnStorageReadiness(Loop):
     """Each rank ends a fetch as soon as its own part of it is over."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def agree_tiers(rank: Rank) -> Effects[None]:
             tiers = rank.scheduler.kv.tiers
             if tiers is None or not tiers.outstanding:
@@ -68,10 +74,11 @@ class OwnStorageReadiness(Hooks):
 
 
 @planted("silent_without_acks", breaks="INV-40", profile="hicache", source="bugs.md B24")
-class SilentWithoutAcks(Hooks):
+class SilentWithoutAcks(Loop):
     """A replica of the first stage that has seen no copy end skips the exchange; the others wait for its word."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
         right = agree_tiers
 
         def silent(rank: Rank) -> Effects[None]:
@@ -87,8 +94,8 @@ class SilentWithoutAcks(Hooks):
 
 
 @planted("local_host_capacity", breaks="INV-22", profile="hicache", source="sglang issue #29054")
-class LocalHostCapacity(Hooks):
+class LocalHostCapacity(Rank):
     """Each rank uses its own host capacity instead of the minimum over all ranks."""
 
-    def host_capacity(self, agreed_tokens: int, local_tokens: int) -> int:
-        return local_tokens
+    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] = NO_HOST_TIER) -> None:
+        super().start(capacity_tokens, Agreed(self.local_tokens[1], "nobody else"))

@@ -1,17 +1,27 @@
-"""Editing an iteration: small changes to the list of phases, for planted bugs that are more than one hook.
+"""Editing an iteration: small changes to the list of phases, for a bug or a change that is more than one method.
+
+    class HiddenBeforeRelay(Loop):
+        def plan(self) -> Plan:
+            return moved_behind(super().plan(), "send_hidden_late", "launch_batch")
 
 A phase is named by its function (``harvest``, ``first_pass_release``). Where a role's list has no phase of that name,
-the list stays as it is: the bug has no place there.
+the list stays as it is: the change has no place there. A name that no list has is misspelt, and is told.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from difflib import get_close_matches
+from functools import cache
+from typing import TypeAlias
 
+from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effect, Effects
-from ppsim.core.loop import Phase, Plan
-from ppsim.core.rank import Rank
+from ppsim.core.exchange import Exchange
+from ppsim.core.loop import Loop
+from ppsim.core.rank import Phase, Plan, Rank
+from ppsim.core.votes import Voting
+from ppsim.errors import UsageError
 
 Edit: TypeAlias = Callable[[Rank, Effect], Effect]
 
@@ -20,6 +30,7 @@ def instead(steps: Plan, name: str, *new: Phase) -> Plan:
     """The list with the phase ``name`` replaced."""
     places = [place for place, phase in enumerate(steps) if phase.__name__ == name]
     if not places:
+        check_phase(name)
         return steps
     return (*steps[: places[0]], *new, *steps[places[0] + 1 :])
 
@@ -71,7 +82,19 @@ def edited(phase: Phase, edit: Edit) -> Phase:
     return run
 
 
-def replaced(owner: object, method: str, new: Callable[..., Any]) -> None:
-    """Give one object another method: ``new`` is called with the old one and its arguments."""
-    old = getattr(owner, method)
-    owner.__dict__[method] = lambda *args, **kwargs: new(old, *args, **kwargs)
+@cache
+def phase_names() -> tuple[str, ...]:
+    """The phases of all roles, in the order in which they are first met."""
+    found: dict[str, None] = {}
+    for role, bootstrap in (("plain", "store"), ("prefill", "store"), ("prefill", "vote"), ("decode", "store")):
+        config = RankConfig(0, 2, role=role, bootstrap_consensus=bootstrap)
+        found.update(dict.fromkeys(phase.__name__ for phase in Loop(config, Exchange(), Voting()).plan()))
+    return tuple(found)
+
+
+def check_phase(name: str) -> None:
+    """Raise UsageError for a name that no role's list has."""
+    if name not in phase_names():
+        near = get_close_matches(name, phase_names(), n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise UsageError(f"there is no phase {name!r} in any loop ({hint}see: docs/plugins.md)")

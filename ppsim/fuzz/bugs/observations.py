@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 from ppsim.core.agreed import Agreed
+from ppsim.core.config import RankConfig
 from ppsim.core.consensus import Rids
 from ppsim.core.effects import Effects, observe
-from ppsim.core.hooks import Hooks
+from ppsim.core.exchange import Exchange
 from ppsim.core.leader import FAILED, READY
-from ppsim.core.loop import Plan
+from ppsim.core.loop import Loop, ballots_of
 from ppsim.core.messages import Lane, Side, Verdict
 from ppsim.core.pd_phases import TERMINAL, poll
 from ppsim.core.pd_prefill import PrefillRole
-from ppsim.core.rank import Rank
-from ppsim.planted.plans import before, does, instead
-from ppsim.planted.registry import planted
+from ppsim.core.rank import Plan, Rank
+from ppsim.core.votes import Voting
+from ppsim.fuzz.bugs.consensus import OnlyTheFirstViewCounts
+from ppsim.plugin import planted
+from ppsim.plugin.plans import before, does, instead
 
 
 @planted("grammar_by_own_view", breaks="INV-47", profile="grammar", source="bugs.md B01")
-class GrammarByOwnView(Hooks):
+class GrammarByOwnView(Loop):
     """Every rank takes a request off the grammar queue when its own compile is done."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
         return instead(steps, "agree_grammar", own_grammars)
 
 
@@ -35,10 +39,11 @@ def own_grammars(rank: Rank) -> Effects[None]:
 
 
 @planted("release_at_own_transfer", breaks="INV-47", profile="pd", source="bugs.md B15, B85")
-class ReleaseAtOwnTransfer(Hooks):
+class ReleaseAtOwnTransfer(Loop):
     """A prefill rank gives the KV of a request back as soon as its own transfer is over."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
         return before(steps, "schedule", own_releases)
 
 
@@ -50,18 +55,20 @@ def own_releases(rank: Rank) -> Effects[None]:
 
 
 @planted("last_view_counts", breaks="INV-52", profile="pd", source="bugs.md B59")
-class LastViewCounts(Hooks):
+class LastViewCounts(Voting):
     """The reports of earlier stages are dropped: what the last rank sees goes for all."""
 
-    def combine_good(self, upstream: Rids, local: Rids) -> Rids:
+    def reduce_good(self, upstream: Rids, local: Rids) -> Rids:
         return local
 
 
 @planted("own_failures_win", breaks="INV-48", profile="pd", source="bugs.md B75")
-class OwnFailuresWin(Hooks):
+class OwnFailuresWin(Loop):
     """A rank that sees other failures than the conclusion names goes by its own when it applies the bootstrap."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def overrule(rank: Rank) -> None:
             verdict = rank.due.get("bootstrap")
             if verdict is None:
@@ -74,21 +81,21 @@ class OwnFailuresWin(Hooks):
         return before(steps, "apply_bootstrap", does(overrule))
 
 
-@planted("release_waits_for_own_poll", breaks="INV-47", profile="pd", source="bugs.md B80")
-class ReleaseWaitsForOwnPoll(Hooks):
+@planted(
+    "release_waits_for_own_poll", breaks="INV-47", profile="pd", source="bugs.md B80", beside=(OnlyTheFirstViewCounts,)
+)
+class ReleaseWaitsForOwnPoll(Loop):
     """Release is concluded from the first rank's view, and a rank whose own transfer is not over keeps the request.
 
     Nothing crashes: what was not over here is looked at again in each iteration, and given back when it is.
     """
 
-    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
-        super().__init__(pp_rank, tp_rank)
+    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting) -> None:
+        super().__init__(config, exchange, voting)
         self.late: list[str] = []
 
-    def combine_good(self, upstream: Rids, local: Rids) -> Rids:
-        return upstream
-
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
         return before(steps, "apply_release", self.keep_what_is_not_over)
 
     def keep_what_is_not_over(self, rank: Rank) -> Effects[None]:
@@ -105,42 +112,43 @@ class ReleaseWaitsForOwnPoll(Hooks):
 
 
 @planted("limits_off_in_pd", breaks="INV-69", profile="pd", source="bugs.md B74")
-class LimitsOffInPd(Hooks):
+class LimitsOffInPd(Rank):
     """The loops of disaggregation never come to the scan for expired requests."""
 
-    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
-        super().__init__(pp_rank, tp_rank)
-        self.has_votes = False
-
-    def plan(self, steps: Plan) -> Plan:
-        self.has_votes = any(phase.__name__.startswith("first_pass_") for phase in steps)
-        return steps
-
-    def watches_timeouts(self, is_leader_of_all: bool) -> bool:
-        return is_leader_of_all and not self.has_votes
+    @property
+    def watches_timeouts(self) -> bool:
+        return super().watches_timeouts and not ballots_of(self.config)
 
 
 @planted("empty_vote_left_out", breaks="INV-40", profile="pd", source="bugs.md B24")
-class EmptyVoteLeftOut(Hooks):
+class EmptyVoteLeftOut(Voting):
     """A tensor-parallel rank that has nothing to report does not join the reduction inside its stage."""
 
-    def takes_part(self, vote: str, good: Rids, bad: Rids) -> bool:
-        return self.tp_rank == 0 or bool(good or bad)
+    def tell_leader(self, rank: Rank, name: str, good: Rids, bad: Rids) -> Effects[None]:
+        if good or bad:
+            yield from super().tell_leader(rank, name, good, bad)
 
 
 @planted("vote_behind_a_local_test", breaks="INV-31", profile="pd", source="bugs.md B26")
-class VoteBehindALocalTest(Hooks):
+class VoteBehindALocalTest(Voting):
     """A stage takes part in the release vote only if it sees a transfer that is over."""
 
-    def takes_part(self, vote: str, good: Rids, bad: Rids) -> bool:
-        return vote != "release" or self.tp_rank > 0 or bool(good or bad)
+    def hear_upstream(self, rank: Rank, name: str, good: Rids, bad: Rids) -> Effects[tuple[Rids, Rids]]:
+        if name == "release" and not (good or bad):
+            return good, bad
+        return (yield from super().hear_upstream(rank, name, good, bad))
+
+    def pass_on(self, rank: Rank, name: str, good: Rids, bad: Rids) -> Effects[None]:
+        if name != "release" or good or bad:
+            yield from super().pass_on(rank, name, good, bad)
 
 
 @planted("barrier_in_each_iteration", breaks="INV-72", profile="plain", source="bugs.md B83")
-class BarrierInEachIteration(Hooks):
+class BarrierInEachIteration(Loop):
     """Every status poll is a collective: in each iteration all stages wait until the last one has come there."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
         return before(steps, "schedule", barrier)
 
 

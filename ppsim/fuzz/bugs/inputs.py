@@ -5,22 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ppsim.core import phases
+from ppsim.core.channels import Endpoint
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
+from ppsim.core.exchange import Exchange
+from ppsim.core.loop import Loop
 from ppsim.core.messages import AbortReq, Input, Lane, Meta
-from ppsim.core.rank import Rank
+from ppsim.core.policy import Policy
+from ppsim.core.rank import MakeScheduler, Plan, Rank
 from ppsim.core.slots import Slot, SlotRing
-from ppsim.planted.plans import before, does, instead, named
-from ppsim.planted.registry import planted
+from ppsim.core.votes import Voting
+from ppsim.plugin import planted
+from ppsim.plugin.plans import before, does, instead, named
 
 
 @planted("inputs_read_backwards", breaks="INV-01", profile="plain", source="protocol.md 12, invariant 1")
-class InputsReadBackwards(Hooks):
+class InputsReadBackwards(Loop):
     """Later ranks take the request list of an iteration from its end."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def turn_round(rank: Rank) -> None:
             if not rank.config.is_first:
                 rank.inputs = rank.inputs[::-1]
@@ -29,10 +34,12 @@ class InputsReadBackwards(Hooks):
 
 
 @planted("empty_list_not_sent", breaks="INV-02", profile="plain", source="protocol.md 2.2")
-class EmptyListNotSent(Hooks):
+class EmptyListNotSent(Loop):
     """A rank that has nothing to tell sends nothing: presence is decided by emptiness."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def only_if_any(phase: str) -> Plan:
             def forward(rank: Rank) -> Effects[None]:
                 if rank.inputs:
@@ -47,13 +54,13 @@ class EmptyListNotSent(Hooks):
 
 
 @planted("other_arguments", breaks="INV-03", profile="plain", source="protocol.md 12, invariant 3")
-class OtherArguments(Hooks):
+class OtherArguments(Rank):
     """The last rank was started with twice the prefill limit."""
 
-    def arguments(self, config: RankConfig) -> RankConfig:
-        if not config.is_last:
-            return config
-        return replace(config, max_prefill_tokens=2 * config.max_prefill_tokens)
+    def __init__(self, config: RankConfig, policy: Policy, link: Endpoint, make_scheduler: MakeScheduler) -> None:
+        if config.is_last:
+            config = replace(config, max_prefill_tokens=2 * config.max_prefill_tokens)
+        super().__init__(config, policy, link, make_scheduler)
 
 
 class ZigzagRing(SlotRing):
@@ -65,30 +72,29 @@ class ZigzagRing(SlotRing):
 
 
 @planted("zigzag_slots", breaks="INV-04", profile="plain", source="protocol.md 12, invariant 4")
-class ZigzagSlots(Hooks):
+class ZigzagSlots(SlotRing):
     """Every second round visits the slots backwards, on all ranks alike."""
 
-    def plan(self, steps: Plan) -> Plan:
-        def other_ring(rank: Rank) -> None:
-            if rank.iteration == 0:
-                rank.scheduler.slots = ZigzagRing(rank.config.pp_size, rank.config.pp_async_batch_depth)
-
-        return (does(other_ring), *steps)
+    def current(self, iteration: int) -> Slot:
+        number, place = divmod(iteration, len(self.slots))
+        return self.slots[len(self.slots) - 1 - place if number % 2 else place]
 
 
 @planted("no_wait_for_inputs", breaks="INV-07", profile="plain", source="protocol.md 1.9")
-class NoWaitForInputs(Hooks):
+class NoWaitForInputs(Loop):
     """An idle first stage hands the list of the next iteration down as well, as empty, and does not wait for it.
 
     What its clients send meanwhile is read an iteration later. So the lists agree, but the next stage starts an
     iteration before the first one is in it.
     """
 
-    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
-        super().__init__(pp_rank, tp_rank)
+    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting) -> None:
+        super().__init__(config, exchange, voting)
         self.is_ahead = False
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def ingest_inputs(rank: Rank) -> Effects[None]:
             if self.is_ahead:
                 rank.inputs = ()
@@ -116,10 +122,12 @@ class NoWaitForInputs(Hooks):
 
 
 @planted("inputs_not_committed", breaks="INV-08", profile="plain", source="protocol.md 1.9, 3.1")
-class InputsNotCommitted(Hooks):
+class InputsNotCommitted(Loop):
     """Nobody waits for the request list of the iteration before, so the first rank runs ahead without a bound."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def forward_inputs(rank: Rank) -> Effects[None]:
             held, rank.send_req_work = rank.send_req_work, []
             yield from phases.forward_inputs(rank)
@@ -129,14 +137,16 @@ class InputsNotCommitted(Hooks):
 
 
 @planted("abort_one_iteration_late", breaks="INV-57", profile="abort", source="protocol.md 7.1")
-class AbortOneIterationLate(Hooks):
+class AbortOneIterationLate(Loop):
     """Later ranks put an abort off to the next iteration."""
 
-    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
-        super().__init__(pp_rank, tp_rank)
+    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting) -> None:
+        super().__init__(config, exchange, voting)
         self.held: tuple[Input, ...] = ()
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
+        steps = super().plan()
+
         def apply_inputs(rank: Rank) -> Effects[None]:
             given = rank.inputs
             if not rank.config.is_first:

@@ -1,0 +1,113 @@
+"""A change is watched while it runs: how often each of its methods was asked, and whether it answers what it must.
+
+A planted bug that is never asked proves nothing by passing, so a run says "fired 0 times". And a method that forgets
+its ``return`` would otherwise fail far away, as a comparison with None in the scheduler.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Generator
+from functools import wraps
+from types import FunctionType
+from typing import Any, cast
+
+from ppsim.core.effects import Effects
+from ppsim.core.loop import Loop
+from ppsim.core.rank import Phase, Plan, Rank
+from ppsim.errors import UsageError
+
+KINDS: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "str": (str,),
+    "list": (list,),
+    "tuple": (tuple,),
+    "Plan": (tuple,),
+    "Rids": (tuple,),
+    "Effects": (Generator,),
+}
+"""The head of an annotation, and what an answer must be. Of other annotations only None is refused."""
+
+
+class WrongAnswer(UsageError):
+    """A method of a change answers something that its class does not allow."""
+
+
+def watched(cls: type, name: str, fired: Counter[str]) -> type:
+    """A subclass whose own overridden methods are counted under ``name`` and held to the type that they must answer."""
+    own: dict[str, Any] = {}
+    for base in reversed([base for base in cls.__mro__ if is_foreign(base)]):
+        for key, value in vars(base).items():
+            original = next((vars(b)[key] for b in cls.__mro__ if not is_foreign(b) and key in vars(b)), None)
+            if original is None or key.startswith("__"):
+                continue
+            if isinstance(value, FunctionType):
+                own[key] = counted(value, key, original, cls, name, fired)
+            elif isinstance(value, property) and value.fget is not None:
+                own[key] = property(counted(value.fget, key, getattr(original, "fget", None), cls, name, fired))
+    made = type(cls.__name__, (cls,), own)
+    made.__module__ = cls.__module__
+    return made
+
+
+def is_foreign(base: type) -> bool:
+    """A class of a change, and none of the core's own."""
+    return not base.__module__.startswith("ppsim.core.") and base is not object
+
+
+def counted(
+    method: Callable[..., Any], key: str, original: object, cls: type, name: str, fired: Counter[str]
+) -> Callable[..., Any]:
+    """The method, counted and held to its answer. A list of phases counts where it differs, and when they run."""
+    kinds, may_be_none = kinds_of(original)
+
+    @wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = method(self, *args, **kwargs)
+        if (answer is None and not may_be_none) or (answer is not None and not isinstance(answer, kinds)):
+            wanted = " or ".join(kind.__name__.lower() for kind in kinds if kind is not object) or "a value"
+            came = "nothing" if answer is None else f"{answer!r} of type {type(answer).__name__}"
+            raise WrongAnswer(f"{place_of_code(method)}: {cls.__name__}.{key} must return {wanted}, it returned {came}")
+        if key == "plan" and isinstance(self, Loop):
+            return counted_plan(self, cast(Plan, answer), name, fired)
+        fired[name] += 1
+        return answer
+
+    return call
+
+
+def counted_plan(loop: Loop, plan: Plan, name: str, fired: Counter[str]) -> Plan:
+    """The phases of a changed list: one that is not the core's counts when it runs, another order counts at once."""
+    right = Loop(loop.config, loop.exchange, loop.voting).plan()
+    names = [phase.__name__ for phase in plan]
+    mine = [phase for phase in plan if not phase.__module__.startswith("ppsim.core.")]
+    if not mine and names != [phase.__name__ for phase in right]:
+        fired[name] += 1
+
+    def watch(phase: Phase) -> Phase:
+        if phase not in mine:
+            return phase
+
+        @wraps(phase)
+        def run(rank: Rank) -> Effects[None]:
+            fired[name] += 1
+            yield from phase(rank)
+
+        return run
+
+    return tuple(watch(phase) for phase in plan)
+
+
+def kinds_of(original: object) -> tuple[tuple[type, ...], bool]:
+    """What an answer must be by the annotation of the method that is overridden, and whether it may be None."""
+    text = getattr(original, "__annotations__", {}).get("return", "None")
+    if not isinstance(text, str):
+        return (object,), True
+    return KINDS.get(text.split("[")[0], (object,)), text.split("[")[0] == "None" or text.endswith("| None")
+
+
+def place_of_code(method: Callable[..., Any]) -> str:
+    """File and line of a method."""
+    code = method.__code__
+    return f"{code.co_filename}, line {code.co_firstlineno}"
