@@ -13,7 +13,7 @@ import pytest
 from executor.launch import execute
 from executor.store import BROKEN, ConsensusStore
 from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
+from ppsim.core.rank import Plan
 from ppsim.errors import RankDied, ScenarioError
 from ppsim.scenario.load import validate
 

@@ -26,9 +26,8 @@ from ppsim.check.progress import Stuck
 from ppsim.core.batch import ForwardBatch, Mode
 from ppsim.core.effects import Commit, Effect, Effects, Ingest, Launch, Recv
 from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
 from ppsim.core.messages import Lane
-from ppsim.core.rank import Rank
+from ppsim.core.rank import Plan, Rank
 from ppsim.recording import Verdict
 from ppsim.scenario import Scenario
 from ppsim.world import simulate

@@ -19,8 +19,9 @@ from ppsim.core.agreed import Local
 from ppsim.core.batch import Piece
 from ppsim.core.config import RankConfig
 from ppsim.core.hooks import Hooks
-from ppsim.core.loop import build_rank, event_loop_pp
+from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Input, Lane, Message, NewRequest, Shutdown
+from ppsim.core.parts import build_rank
 from ppsim.core.tokens import unpack
 from tests.interactions.experiment import ALPHABET
 

@@ -21,8 +21,8 @@ from ppsim.core.config import RankConfig
 from ppsim.core.digest import digest
 from ppsim.core.effects import Commit, Recv, Send
 from ppsim.core.errors import CallsDiffer, InvariantViolation
-from ppsim.core.loop import build_rank
 from ppsim.core.messages import Call, CallLog, Check, Lane
+from ppsim.core.parts import build_rank
 from ppsim.core.rank import Rank
 
 NUM_SLOTS = 3

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from ppsim.check.progress import Standing, first_without_progress, state_lines, wait_cycle
 from ppsim.core.agreed import Agreed
 from ppsim.core.config import RankConfig
-from ppsim.core.loop import build_rank
 from ppsim.core.messages import NewRequest
+from ppsim.core.parts import build_rank
 from ppsim.core.tokens import pack
 
 

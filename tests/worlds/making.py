@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Phase, Plan
+from ppsim.core.config import RankConfig
+from ppsim.core.exchange import Exchange
+from ppsim.core.loop import Loop
+from ppsim.core.parts import Change
+from ppsim.core.rank import Phase, Plan
+from ppsim.core.votes import Voting
+from ppsim.plugin.loader import change_of
 from ppsim.recording import Recording
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import put, validate
@@ -91,14 +96,28 @@ def forward_starts(recording: Recording, rank: int) -> dict[int, int]:
     return {span.iteration: span.start_ns for span in recording.spans[rank] if span.stream == "forward"}
 
 
-def planned(plan_of: Callable[[int], Plan]) -> Callable[[int, int], Hooks]:
-    """Hooks of ranks whose iteration has other phases or another order: a planted bug. Takes the pp_rank."""
+def plan_for(role: str = "plain", bootstrap: str = "store") -> Plan:
+    """The right list of phases of a role."""
+    config = RankConfig(0, 2, role=role, bootstrap_consensus=bootstrap)
+    return Loop(config, Exchange(), Voting()).plan()
 
-    class Planned(Hooks):
-        def plan(self, steps: Plan) -> Plan:
-            return plan_of(self.pp_rank)
 
-    return Planned
+PLAIN = plan_for()
+
+
+def changed(*classes: type) -> Change:
+    """A change by classes of a test: parts, a policy, a world."""
+    return change_of(list(classes))
+
+
+def planned(plan_of: Callable[[int], Plan]) -> Change:
+    """Ranks whose iteration has other phases or another order: a planted bug. Takes the pp_rank."""
+
+    class Planned(Loop):
+        def plan(self) -> Plan:
+            return plan_of(self.config.pp_rank)
+
+    return changed(Planned)
 
 
 def without(plan: Plan, *left_out: Phase) -> Plan:

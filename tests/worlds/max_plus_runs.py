@@ -15,8 +15,7 @@ from typing import Any
 from ppsim.core import phases
 from ppsim.core.effects import Decision, Effects
 from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Phase, Plan
-from ppsim.core.rank import Rank
+from ppsim.core.rank import Phase, Plan, Rank
 from ppsim.recording import Recording
 from ppsim.scenario.layers import hidden_bytes_per_token
 from ppsim.scenario.stagecost import stage_cost

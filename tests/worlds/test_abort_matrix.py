@@ -17,9 +17,8 @@ import pytest
 from ppsim.core import phases
 from ppsim.core.effects import Effects, Reply, reply
 from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Phase
 from ppsim.core.messages import AbortReq
-from ppsim.core.rank import Rank
+from ppsim.core.rank import Phase, Rank
 from ppsim.core.request import Request, State
 from ppsim.core.scheduler import Scheduler
 from ppsim.recording import Recording

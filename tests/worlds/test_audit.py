@@ -16,14 +16,13 @@ from ppsim.core.agreed import Agreed
 from ppsim.core.effects import Harvest
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
 from ppsim.core.messages import AbortReq, NewRequest, Shutdown
 from ppsim.core.pd_prefill import PrefillRole
-from ppsim.core.rank import Rank
+from ppsim.core.rank import Plan, Rank
 from ppsim.core.slots import Slot
 from ppsim.core.tokens import pack
-from ppsim.plugin import load
 from ppsim.planted.plans import before, behind, does, replaced
+from ppsim.plugin import load
 from ppsim.recording import Verdict
 from ppsim.world.simulate import Given
 from tests.worlds.making import requests, run

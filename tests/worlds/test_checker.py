@@ -14,8 +14,7 @@ import pytest
 from ppsim.core import phases
 from ppsim.core.effects import Decision, Effects
 from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Phase, Plan
-from ppsim.core.rank import Rank
+from ppsim.core.rank import Phase, Plan, Rank
 from ppsim.recording import Recording, Verdict
 from tests.worlds.making import UNIT, passed, requests, run
 

@@ -18,10 +18,9 @@ import pytest
 from ppsim.core.consensus import Rids, unite
 from ppsim.core.effects import Effects
 from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
 from ppsim.core.messages import Verdict
 from ppsim.core.pd_phases import first, view_retract
-from ppsim.core.rank import Rank
+from ppsim.core.rank import Plan, Rank
 from ppsim.planted.plans import behind, instead
 from ppsim.world import SimulationResult
 from tests.worlds.making import UNIT, launches, run

@@ -15,9 +15,8 @@ import pytest
 
 from ppsim.core.hicache import Operation
 from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
 from ppsim.core.messages import Hidden, Kind, Lane, NewRequest, Output, Shutdown
-from ppsim.core.rank import Rank
+from ppsim.core.rank import Plan, Rank
 from ppsim.core.request import Request
 from ppsim.core.tokens import pack
 from ppsim.planted.plans import before, behind, does

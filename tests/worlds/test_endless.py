@@ -11,10 +11,9 @@ import pytest
 from ppsim.check import watch
 from ppsim.core.effects import AwaitLocal, Decision, Effects, Reply, act, observe, recv
 from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Phase, Plan
 from ppsim.core.messages import Lane, NewRequest, Shutdown
 from ppsim.core.phases import ingest_inputs
-from ppsim.core.rank import Rank
+from ppsim.core.rank import Phase, Plan, Rank
 from ppsim.core.tokens import pack
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY, EXIT_UNKNOWN
 from ppsim.recording import Verdict

@@ -14,7 +14,7 @@ import pytest
 from ppsim.core import effects as fx
 from ppsim.core import phases
 from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
+from ppsim.core.rank import Plan
 from ppsim.world.driver import SimulatedRank
 from tests.worlds.making import MS, forward_starts, passed, requests, run
 
