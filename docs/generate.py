@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 from ppsim.check.invariants import INVARIANTS, RULES, Invariant
-from ppsim.core.hooks import Hooks
+from ppsim.core import effects as fx
+from ppsim.core.parts import RIGHT, Parts
+from ppsim.core.policy import Policy
+from ppsim.core.rank import Plan
+from ppsim.core.surroundings import Surroundings
 from ppsim.plan.questions import QUESTIONS
-from ppsim.planted import all_bugs
+from ppsim.plugin import all_bugs
+from ppsim.plugin.plans import right_plan
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parent / "tests" / "planted" / "bug_scenarios.toml"
@@ -155,37 +159,97 @@ def unnoticed(bare: dict[str, Any] | None) -> str:
     return bare["invariant"] + (f", iteration {bare['iteration']}" if "iteration" in bare else "")
 
 
-HOOKS_HEAD = """# The hooks
+PARTS_HEAD = """# Policy, parts and surroundings
 
-Every place where a plug-in may step in, as they stand in `ppsim/core/hooks.py`. What is written there is the right
-protocol; a plug-in overrides one of them ([how](plugins.md)). Each rank has an instance of its own, with `pp_rank`,
-`tp_rank`, and `wall_clock_ns()`, its own clock. What a hook returns must be the same on all ranks, unless it says so.
-This page is made by `python docs/generate.py`.
+What a plug-in or a planted bug may replace ([how](plugins.md)), as it stands in `ppsim/core`. What is written there is
+the right protocol. This page is made by `python docs/generate.py`.
+
+## Policy
+
+The decisions that a scheduler developer may want to make differently: a class `Policy(ppsim.Policy)`. Each rank makes
+an instance of its own, with `pp_rank`, `tp_rank` and `wall_clock_ns()`, its own clock. Every answer must be the same on
+all ranks.
+"""
+
+PARTS_TEXT = """
+## Parts
+
+A subclass of one of these classes stands in its place; whoever overrides a method changes just that rule. A bug may
+override any method; these are the public ones that the class itself defines.
+"""
+
+PHASES_TEXT = """
+## Phases
+
+An iteration is a list of phases, one list a role (`core/loop.py`). A subclass of `Loop` changes the list in `plan()`,
+with the help of `ppsim.plugin.plans`: `instead`, `before`, `behind`, `moved_behind`, `does`, `edited`. A phase is known
+by its name; a name that no list has is told. What has a vote in its name exists once for each vote of the role.
+"""
+
+SURROUNDINGS_TEXT = """
+## Surroundings
+
+How the world around the ranks behaves: one object for a whole run, which may remember. `rank` is a rank number over all
+stages and replicas.
+"""
+
+EFFECTS_TEXT = """
+## Effects
+
+All that a rank may ask of its world (`core/effects.py`).
+
+| effect | fields |
+| --- | --- |
 """
 
 
-def hooks_page() -> str:
-    """Every method of Hooks, by the sections of its source: arguments, and what the default means."""
-    lines, section = [HOOKS_HEAD], ""
-    for line in inspect.getsource(Hooks).splitlines():
-        if found := re.match(r"    # --- (.*?) -+$", line):
-            section = found[1]
-            lines += [
-                f"\n## {section[0].upper()}{section[1:]}\n",
-                "| hook | what the right protocol does |",
-                "| --- | --- |",
-            ]
-        elif found := re.match(r"    def ([a-z]\w*)\(self(?:, )?(.*)\) -> (.*):$", line):
-            hook = getattr(Hooks, found[1])
-            names = ", ".join(part.split(":")[0] for part in re.split(r", (?=\w+:)", found[2]) if part)
-            meaning = " ".join((inspect.getdoc(hook) or "").split()).replace("``", "`")
-            if not section:
-                lines += ["| hook | what the right protocol does |", "| --- | --- |"]
-            lines.append(f"| `{found[1]}({names})` | {meaning} |")
-    return "\n".join(lines) + "\n"
+def parts_page() -> str:
+    """Policy, parts, phases, surroundings and effects, from their sources."""
+    text = PARTS_HEAD + methods_table(Policy, Policy, whole=True) + PARTS_TEXT
+    for name in Parts.__dataclass_fields__:
+        part = getattr(RIGHT, name)
+        file = part.__module__.rpartition(".")[2]
+        text += f"\n### {name}: `{part.__name__}`, core/{file}.py\n\n{first_sentence(part)}\n"
+        text += methods_table(part, part)
+    text += PHASES_TEXT
+    for role, bootstrap in (("plain", "store"), ("prefill", "store"), ("prefill", "vote"), ("decode", "store")):
+        title = f"{role}, bootstrap by {bootstrap}" if role == "prefill" else role
+        text += f"\n### {title[0].upper()}{title[1:]}\n\n| phase | what it does |\n| --- | --- |\n"
+        text += "".join(phase_row(phase) for phase in right_plan(role, bootstrap))
+    text += SURROUNDINGS_TEXT + methods_table(Surroundings, Surroundings, whole=True)
+    return text + EFFECTS_TEXT + "".join(effect_row(effect) for effect in fx.Effect.__args__)
 
 
-PAGES = {"hooks.md": hooks_page, "invariants.md": invariants_page, "bugs.md": bugs_page}
+def methods_table(cls: type, owner: type, *, whole: bool = False) -> str:
+    """The public methods that a class defines itself; ``whole``: with all that is said of them."""
+    rows = []
+    for name, value in vars(owner).items():
+        function = value.fget if isinstance(value, property) else value
+        if name.startswith("_") or not inspect.isfunction(function) or not inspect.getdoc(function):
+            continue
+        names = ", ".join(p for p in inspect.signature(function).parameters if p != "self")
+        told = inspect.getdoc(function) or ""
+        meaning = " ".join((told if whole else told.split("\n\n")[0]).split()).replace("``", "`")
+        shown = name if isinstance(value, property) else f"{name}({names})"
+        rows.append(f"| `{shown}` | {meaning} |\n")
+    return "\n| method | what the right one does |\n| --- | --- |\n" + "".join(rows) if rows else ""
+
+
+def first_sentence(thing: object) -> str:
+    return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split()).replace("``", "`")
+
+
+def phase_row(phase: Plan) -> str:
+    told = first_sentence(phase)
+    return f"| `{phase.__name__}` | {told} |\n"
+
+
+def effect_row(effect: type) -> str:
+    fields = ", ".join(f"`{name}`" for name in effect.__dataclass_fields__)
+    return f"| `{effect.__name__}` | {fields} |\n"
+
+
+PAGES = {"parts.md": parts_page, "invariants.md": invariants_page, "bugs.md": bugs_page}
 
 
 def main() -> None:

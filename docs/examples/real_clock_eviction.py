@@ -8,13 +8,16 @@ difference between the ranks, does not find the same one again, and names the pl
 
 import time
 
-from ppsim.core.hooks import Hooks
+from ppsim.core.prefix import RadixCache
 
 TICK_NS = 100_000
 
 
-class Policy(Hooks):
+class RealClockEviction(RadixCache):
     """Recency of a cached prefix is the time of its last use."""
 
-    def access_stamp(self, clock: int) -> int:
+    def stamp(self) -> int:
         return time.monotonic_ns() // TICK_NS % 256
+
+
+CHANGES = [RealClockEviction]

@@ -6,11 +6,11 @@ left to ask is whether long prompts starve. A campaign with liveness bounds answ
     ppsim fuzz --plugin shortest_first.py --profile plain
 """
 
-from ppsim.core.hooks import Hooks
+import ppsim
 from ppsim.core.request import Request
 
 
-class Policy(Hooks):
+class Policy(ppsim.Policy):
     """Admission in order of prompt length; ties as they came."""
 
     def admission_order(self, waiting: list[Request]) -> list[Request]:

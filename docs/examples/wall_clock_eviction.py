@@ -7,15 +7,15 @@ where that byte wraps between two accesses depends on the rank: then the ranks f
     ppsim fuzz --plugin wall_clock_eviction.py --bug wall_clock_eviction
 """
 
-from ppsim.core.hooks import Hooks
-from ppsim.planted import planted
+from ppsim.core.prefix import RadixCache
+from ppsim.plugin import planted
 
 TICK_NS = 100_000
 
 
 @planted("wall_clock_eviction", breaks="INV-26", profile="plain", source="docs/plugins.md")
-class WallClockEviction(Hooks):
+class WallClockEviction(RadixCache):
     """Recency of a cached prefix is the time of its last use, by the rank's own clock."""
 
-    def access_stamp(self, clock: int) -> int:
-        return self.wall_clock_ns() // TICK_NS % 256
+    def stamp(self) -> int:
+        return self.policy.wall_clock_ns() // TICK_NS % 256

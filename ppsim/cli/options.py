@@ -78,7 +78,7 @@ BugOption: TypeAlias = Annotated[
 ]
 PluginOption: TypeAlias = Annotated[
     str | None,
-    typer.Option("--plugin", metavar="FILE.py", help="A file with a Policy(Hooks) or planted bugs of your own."),
+    typer.Option("--plugin", metavar="FILE.py", help="A file with a Policy, parts or planted bugs of your own."),
 ]
 OutOption: TypeAlias = Annotated[
     str | None, typer.Option("--out", metavar="DIR", help="The run folder. Default: runs/NAME-SEED-N, N the next free.")

@@ -70,7 +70,9 @@ class Voting:
                 rank.first_pass[ballot.name] = yield from self.combine(rank, ballot)
             yield from commit_all(rank.vote_work.setdefault(ballot.name, []))
 
-        return named_phase(phase, f"first_pass_{ballot.name}")
+        return named_phase(
+            phase, f"first_pass_{ballot.name}", "Combine what came from upstream with what is seen here."
+        )
 
     def second_send(self, ballot: Ballot) -> Phase:
         """Phase ``second_send_NAME``: publish or pass on the conclusion."""
@@ -78,7 +80,7 @@ class Voting:
         def phase(rank: Rank) -> Effects[None]:
             yield from self.send_conclusion(rank, ballot.name)
 
-        return named_phase(phase, f"second_send_{ballot.name}")
+        return named_phase(phase, f"second_send_{ballot.name}", "Publish the conclusion, or pass it on.")
 
     def second_receive(self, ballot: Ballot) -> Phase:
         """Phase ``second_receive_NAME``: take the conclusion that is due; it is applied later in the iteration."""
@@ -86,7 +88,7 @@ class Voting:
         def phase(rank: Rank) -> Effects[None]:
             rank.due[ballot.name] = yield from self.receive_conclusion(rank, ballot.name)
 
-        return named_phase(phase, f"second_receive_{ballot.name}")
+        return named_phase(phase, f"second_receive_{ballot.name}", "Take the conclusion that is due.")
 
     def second_commit(self, ballot: Ballot) -> Phase:
         """Phase ``second_commit_NAME``: what was sent of a conclusion in this iteration has been taken, if anything."""
@@ -94,7 +96,7 @@ class Voting:
         def phase(rank: Rank) -> Effects[None]:
             yield from commit_all(rank.verdict_work.setdefault(ballot.name, []))
 
-        return named_phase(phase, f"second_commit_{ballot.name}")
+        return named_phase(phase, f"second_commit_{ballot.name}", "Wait for what was sent of a conclusion just now.")
 
     def apply(self, ballot: Ballot) -> Phase:
         """Phase ``apply_NAME``: apply the conclusion that was taken in this iteration."""
@@ -104,7 +106,7 @@ class Voting:
             if verdict is not None:
                 yield from ballot.apply(rank, verdict)
 
-        return named_phase(phase, f"apply_{ballot.name}")
+        return named_phase(phase, f"apply_{ballot.name}", "Apply the conclusion that was taken.")
 
     def send_votes(self, rank: Rank) -> Effects[None]:
         """End of the iteration: pass the combined sets on, one message a vote, empty or not."""
@@ -237,7 +239,7 @@ def out_of_order(rank: Rank, expected: str, came: str) -> ProtocolError:
     return ProtocolError(rank.link.rank_id, rank.iteration, rank.slot, expected, came, why)
 
 
-def named_phase(phase: Phase, name: str) -> Phase:
-    """The phase under its name in the list (bugs and dumps find it by that)."""
-    phase.__name__ = name
+def named_phase(phase: Phase, name: str, told: str) -> Phase:
+    """The phase under its name in the list, by which it is found, and with a sentence of what it does."""
+    phase.__name__, phase.__doc__ = name, told
     return phase

@@ -181,10 +181,10 @@ def differ(one: Outcome, other: Outcome) -> bool:
 
 
 def nondeterministic(one: Outcome, other: Outcome) -> Outcome:
-    """The finding that two runs of an experiment differ: a hook, or the core, looks at what is no part of it."""
+    """The finding that two runs of an experiment differ: a change, or the core, looks at what is no part of it."""
     ends = [outcome.verdict.message or f"it passes, with digest {outcome.digest}" for outcome in (one, other)]
     text = (
-        "nondeterminism: two runs of the same experiment differ; a hook reads a clock, draws a random number, keeps "
+        "nondeterminism: two runs of the same experiment differ; a change reads a clock, draws a random number, keeps "
         f"state between runs, or walks over a set\n  one run:     {ends[0]}\n  another run: {ends[1]}"
         f"\n  first difference: {where_they_part(one, other)}"
     )

@@ -152,7 +152,7 @@ def is_valid(experiment: Experiment) -> bool:
 def run_experiment(
     experiment: Experiment, change: Change | None = None, choices: Choices | None = None, terms: Terms = USUAL
 ) -> Outcome:
-    """Run it. A run that has no end is a finding, as is an exception of the core, of a hook, the world or a report."""
+    """Run it. A run without an end is a finding, as is an exception of the core, a change, the world or a report."""
     scenario = validate(experiment.raw)
     check_scenario(scenario)
     recorder = RecordingChoices(choices or experiment.chooser.choices(experiment.tape))

@@ -82,14 +82,16 @@ def edited(phase: Phase, edit: Edit) -> Phase:
     return run
 
 
+def right_plan(role: str, bootstrap: str = "store") -> Plan:
+    """The list of phases of a role, as it should be; ``bootstrap``: bootstrap_consensus of a prefill server."""
+    return Loop(RankConfig(0, 2, role=role, bootstrap_consensus=bootstrap), Exchange(), Voting()).plan()
+
+
 @cache
 def phase_names() -> tuple[str, ...]:
     """The phases of all roles, in the order in which they are first met."""
-    found: dict[str, None] = {}
-    for role, bootstrap in (("plain", "store"), ("prefill", "store"), ("prefill", "vote"), ("decode", "store")):
-        config = RankConfig(0, 2, role=role, bootstrap_consensus=bootstrap)
-        found.update(dict.fromkeys(phase.__name__ for phase in Loop(config, Exchange(), Voting()).plan()))
-    return tuple(found)
+    lists = (right_plan("plain"), right_plan("prefill"), right_plan("prefill", "vote"), right_plan("decode"))
+    return tuple(dict.fromkeys(phase.__name__ for steps in lists for phase in steps))
 
 
 def check_phase(name: str) -> None:

@@ -5,13 +5,17 @@ from __future__ import annotations
 import re
 import runpy
 import shlex
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from ppsim.cli.entry import app
-from ppsim.core.hooks import Hooks
+from ppsim.core.admission import PrefillAdder
+from ppsim.core.parts import RIGHT, Parts
+from ppsim.core.policy import Policy
+from ppsim.core.surroundings import Surroundings
 from ppsim.plugin import load_plugin
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -48,13 +52,35 @@ def test_every_example_file_is_a_plugin_and_is_shown(path: Path) -> None:
     assert f"$ cat {path.name}" in PAGE
 
 
-def test_every_hook_that_the_page_names_exists_and_every_kind_of_change_has_one() -> None:
-    table = PAGE.split("| what you want to change | hooks |")[1].split("\n\n")[0]
-    rows = [row.split("|") for row in table.splitlines() if row.startswith("| ") and "---" not in row]
-    named = [name for _, _, hooks, _ in rows for name in re.findall(r"`(\w+)", hooks)]
-    assert set(named) <= set(dir(Hooks(0, 0)))
-    kinds = " ".join(kind for _, kind, _, _ in rows)
+def named_methods(head: str) -> list[tuple[str, str]]:
+    """Class and method of each row of a table, as far as a row says both."""
+    table = PAGE.split(head)[1].split("\n\n")[0]
+    rows = [row.split("|")[1:-1] for row in table.splitlines() if row.startswith("| ") and "---" not in row]
+    found: list[tuple[str, str]] = []
+    for _, classes, methods in rows:
+        groups = zip(re.findall(r"`(\w+)`", classes), methods.split(";"), strict=False)
+        found += [(owner, name) for owner, group in groups for name in re.findall(r"`(\w+)`", group.split("with `")[0])]
+    return found
+
+
+CLASSES: dict[str, type] = {cls.__name__: cls for cls in (*(getattr(RIGHT, f.name) for f in fields(Parts)), Policy)}
+CLASSES |= {"Surroundings": Surroundings, "PrefillAdder": PrefillAdder}
+
+
+def test_every_method_that_the_page_names_exists_and_every_kind_of_change_has_one() -> None:
+    head = "| what you want to change | subclass | methods |"
+    for owner, name in named_methods(head):
+        assert hasattr(CLASSES[owner], name), f"{owner}.{name}"
+    kinds = PAGE.split(head)[1].split("\n\n")[0]
     for kind in ("batch choice", "admission", "eviction order", "vote reducers", "abort handling", "chunk planner"):
         assert kind in kinds
     for kind in ("send order", "clocks", "world"):
         assert kind in kinds
+
+
+def test_every_hook_of_before_has_a_place_that_there_is() -> None:
+    table = PAGE.split("| hook | now | |")[1]
+    places = re.findall(r"^\| `(\w+)` \| (?:`(\w+)\.(\w+)`)? \|", table, re.MULTILINE)
+    assert len(places) == 40
+    for hook, owner, name in places:
+        assert hook == "leads" if not owner else hasattr(CLASSES[owner], name), f"{hook}: {owner}.{name}"
