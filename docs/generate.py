@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from ppsim.check.invariants import INVARIANTS, RULES, Invariant
 from ppsim.core import effects as fx
 from ppsim.core.parts import RIGHT, Parts
 from ppsim.core.policy import Policy
-from ppsim.core.rank import Plan
+from ppsim.core.rank import Phase
 from ppsim.core.surroundings import Surroundings
 from ppsim.plan.questions import QUESTIONS
 from ppsim.plugin import all_bugs
@@ -206,8 +207,8 @@ All that a rank may ask of its world (`core/effects.py`).
 def parts_page() -> str:
     """Policy, parts, phases, surroundings and effects, from their sources."""
     text = PARTS_HEAD + methods_table(Policy, Policy, whole=True) + PARTS_TEXT
-    for name in Parts.__dataclass_fields__:
-        part = getattr(RIGHT, name)
+    for field in fields(Parts):
+        name, part = field.name, getattr(RIGHT, field.name)
         file = part.__module__.rpartition(".")[2]
         text += f"\n### {name}: `{part.__name__}`, core/{file}.py\n\n{first_sentence(part)}\n"
         text += methods_table(part, part)
@@ -239,14 +240,14 @@ def first_sentence(thing: object) -> str:
     return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split()).replace("``", "`")
 
 
-def phase_row(phase: Plan) -> str:
+def phase_row(phase: Phase) -> str:
     told = first_sentence(phase)
     return f"| `{phase.__name__}` | {told} |\n"
 
 
-def effect_row(effect: type) -> str:
-    fields = ", ".join(f"`{name}`" for name in effect.__dataclass_fields__)
-    return f"| `{effect.__name__}` | {fields} |\n"
+def effect_row(effect: Any) -> str:
+    shown = ", ".join(f"`{field.name}`" for field in fields(effect))
+    return f"| `{effect.__name__}` | {shown} |\n"
 
 
 PAGES = {"parts.md": parts_page, "invariants.md": invariants_page, "bugs.md": bugs_page}
