@@ -17,6 +17,7 @@ from ppsim.core.digest import digest
 from ppsim.core.effects import Effects, Work, observe
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Lane, Start
+from ppsim.core.observations import Capacity, HostCapacity
 from ppsim.core.rank import Rank
 
 Tokens: TypeAlias = tuple[int, int]
@@ -35,8 +36,8 @@ def fingerprint(config: RankConfig) -> str:
 
 def agree_on_start(rank: Rank) -> Effects[None]:
     """Agree on the capacities and start the scheduler. Raises ProtocolError if the arguments differ."""
-    pool = (yield from observe("capacity", (), -1)).value[0]
-    host = (yield from observe("host_capacity", (), -1)).value[0] if rank.config.hicache_write_policy else 0
+    pool = (yield from observe(Capacity(), -1)).value[0]
+    host = (yield from observe(HostCapacity(), -1)).value[0] if rank.config.hicache_write_policy else 0
     local = (pool, host)
     works: list[Work] = []
     stage_min = yield from _stage_minimum(rank, local, works)

@@ -9,6 +9,7 @@ from ppsim.core.hooks import Hooks
 from ppsim.core.leader import FAILED, READY
 from ppsim.core.loop import Plan
 from ppsim.core.messages import Lane, Side, Verdict
+from ppsim.core.observations import Grammars, Senders
 from ppsim.core.pd_phases import TERMINAL, poll
 from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.rank import Rank
@@ -27,7 +28,7 @@ class GrammarByOwnView(Hooks):
 def own_grammars(rank: Rank) -> Effects[None]:
     queue = tuple(r.rid for r in rank.scheduler.grammar_queue)
     if queue:
-        states = (yield from observe("grammar", queue, rank.iteration)).value
+        states = (yield from observe(Grammars(queue), rank.iteration)).value
         ready, failed = (
             tuple(rid for rid, state in zip(queue, states, strict=True) if state == what) for what in (READY, FAILED)
         )
@@ -45,7 +46,7 @@ class ReleaseAtOwnTransfer(Hooks):
 def own_releases(rank: Rank) -> Effects[None]:
     role = rank.scheduler.role
     if isinstance(role, PrefillRole):
-        good, bad = yield from poll(rank, "sender", role.inflight, TERMINAL)
+        good, bad = yield from poll(rank, Senders, role.inflight, TERMINAL)
         role.apply_release(Agreed(good, "nobody else"), Agreed(bad, "nobody else"))
 
 
@@ -98,7 +99,7 @@ class ReleaseWaitsForOwnPoll(Hooks):
             return
         self.late += [rid for rid in verdict.good if rid not in self.late]
         queue = [request for request in role.inflight if request.rid in self.late]
-        over, _ = yield from poll(rank, "sender", queue, TERMINAL)
+        over, _ = yield from poll(rank, Senders, queue, TERMINAL)
         self.late = [request.rid for request in queue if request.rid not in over]
         told = (verdict.sender, verdict.iteration, verdict.slot, verdict.name, verdict.number)
         rank.due["release"] = Verdict(*told, over, verdict.bad)

@@ -6,6 +6,7 @@ from ppsim.core.effects import Effects, observe
 from ppsim.core.hicache import HiRadixCache
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import Plan
+from ppsim.core.observations import OwnHits
 from ppsim.core.rank import Rank
 from ppsim.core.tiers import agree_tiers, exchange, finished_here, hand_down, take_in
 from ppsim.planted.plans import instead
@@ -15,7 +16,7 @@ from ppsim.planted.registry import planted
 def own_hits(rank: Rank, tiers: HiRadixCache) -> Effects[tuple[int, ...]]:
     """Of each fetch what this rank alone has seen: -1, or its own hit length."""
     keys = tuple(fetch.key for fetch in tiers.fetches)
-    return (yield from observe("own_prefetch", keys, rank.iteration)).value if keys else ()
+    return (yield from observe(OwnHits(keys), rank.iteration)).value if keys else ()
 
 
 @planted("acks_counted_locally", breaks="INV-28", profile="hicache", source="bugs.md B07")

@@ -12,6 +12,7 @@ from ppsim.core.config import RankConfig
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.hicache import HiRadixCache
 from ppsim.core.messages import Lane, Side
+from ppsim.core.observations import Copies
 from ppsim.core.rank import Rank, build_rank
 from ppsim.core.tiers import agree_tiers, consecutive
 from ppsim.core.tokens import pack
@@ -48,7 +49,7 @@ def agree(rank: Rank, done: tuple[int, ...], *others: tuple[int, ...]) -> list[S
             assert not incoming
             return sent
         match effect:
-            case fx.Observe("hicache"):
+            case fx.Observe(Copies()):
                 reply = Local(done, rank.link.rank_id, 0)
             case fx.Recv(src, lane):
                 reply = Side(src, lane, 0, 0, counts=incoming.pop(0))
