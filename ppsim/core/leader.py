@@ -7,7 +7,7 @@ compile is done. Whether the exchange takes place depends on replicated state on
 
 from __future__ import annotations
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.core.channels import commit_all
 from ppsim.core.effects import Effects, await_local, observe
 from ppsim.core.messages import Lane, Side
@@ -30,7 +30,7 @@ def agree_grammar(rank: Rank) -> Effects[None]:
         for rid in ready:
             yield from await_local(Compiled(rid), rank.iteration)
     yield from _hand_down(rank, ready, failed)
-    rank.scheduler.resolve_grammar(Agreed(ready, "grammar chain"), Agreed(failed, "grammar chain"))
+    rank.scheduler.resolve_grammar(agree(ready, "grammar chain"), agree(failed, "grammar chain"))
 
 
 def _stage_view(rank: Rank, queue: tuple[str, ...]) -> Effects[tuple[tuple[str, ...], tuple[str, ...]]]:

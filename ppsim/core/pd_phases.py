@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from ppsim.core import votes
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import Agreed, agree
 from ppsim.core.channels import commit_all
 from ppsim.core.consensus import KVPoll, Rids
 from ppsim.core.effects import Effects, observe
@@ -74,20 +74,21 @@ def apply_bootstrap(rank: Rank, verdict: Verdict) -> Effects[None]:
     before = tuple(queue)
     also = before if rank.config.vote_variant == "released" else ()
     good, bad = yield from looked_at_again(rank, verdict, Senders, READY, also)
-    prefill(rank).apply_bootstrap(Agreed(good, "bootstrap vote"), Agreed(bad, "bootstrap vote"))
+    prefill(rank).apply_bootstrap(*concluded(verdict, good, bad))
     passes_on_what_it_did(rank, verdict, before, queue)
 
 
 def apply_release(rank: Rank, verdict: Verdict) -> Effects[None]:
     good, bad = yield from looked_at_again(rank, verdict, Senders, TERMINAL)
-    prefill(rank).apply_release(Agreed(good, "release vote"), Agreed(bad, "release vote"))
+    prefill(rank).apply_release(*concluded(verdict, good, bad))
 
 
 def apply_retract(rank: Rank, verdict: Verdict) -> Effects[None]:
     yield from ()
     queue = decode(rank).put_out
     before = tuple(queue)
-    decode(rank).apply_retract(Agreed(verdict.good, "retract vote"))
+    good, _ = concluded(verdict, verdict.good, ())
+    decode(rank).apply_retract(good)
     passes_on_what_it_did(rank, verdict, before, queue)
 
 
@@ -96,7 +97,7 @@ def apply_prealloc(rank: Rank, verdict: Verdict) -> Effects[None]:
     before = tuple(queue)
     good, bad = yield from looked_at_again(rank, verdict, Receivers, READY)
     slot = rank.scheduler.slots.current(rank.iteration)
-    decode(rank).apply_prealloc(Agreed(good, "prealloc vote"), Agreed(bad, "prealloc vote"), slot)
+    decode(rank).apply_prealloc(*concluded(verdict, good, bad), slot)
     passes_on_what_it_did(rank, verdict, before, queue)
 
 
@@ -110,9 +111,15 @@ def apply_transferred(rank: Rank, verdict: Verdict) -> Effects[None]:
     tokens: tuple[int, ...] = ()
     if rids:
         tokens = (yield from observe(FirstTokens(rids), rank.iteration)).value
-    first = Agreed(dict(zip(rids, tokens, strict=True)), "metadata of the last chunk")
-    decode(rank).apply_transferred(Agreed(good, "transferred vote"), Agreed(bad, "transferred vote"), first)
+    first = agree(dict(zip(rids, tokens, strict=True)), "metadata of the last chunk")
+    decode(rank).apply_transferred(*concluded(verdict, good, bad), first)
     passes_on_what_it_did(rank, verdict, before, queue, tells_failures=False)
+
+
+def concluded(verdict: Verdict, good: Rids, bad: Rids) -> tuple[Agreed[Rids], Agreed[Rids]]:
+    """What a vote has concluded, as the scheduler takes it: what it names as good, and as bad."""
+    origin = f"{verdict.name} vote"
+    return agree(good, origin), agree(bad, origin)
 
 
 def looked_at_again(
@@ -232,7 +239,7 @@ def agree_bootstrap(rank: Rank) -> Effects[None]:
         rank.side_work.setdefault(Lane.BOOTSTRAP, []).append((yield from link.send(dst, side)))
     good = tuple(rid for rid, state in zip(rids, polls, strict=True) if state == KVPoll.WAITING_FOR_INPUT)
     bad = tuple(rid for rid, state in zip(rids, polls, strict=True) if state == KVPoll.FAILED)
-    prefill(rank).apply_bootstrap(Agreed(good, "consensus store"), Agreed(bad, "consensus store"))
+    prefill(rank).apply_bootstrap(agree(good, "consensus store"), agree(bad, "consensus store"))
 
 
 def note_shutdown(rank: Rank) -> Effects[None]:

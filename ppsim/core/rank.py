@@ -21,7 +21,6 @@ from ppsim.core.roles import Role
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import LaunchedBatch
 
-NO_HOST_TIER: Agreed[int] = Agreed(0, "no host tier")
 ROLES: dict[str, type[Role]] = {"plain": Role, "prefill": PrefillRole, "decode": DecodeRole}
 
 
@@ -66,9 +65,10 @@ class Rank:
         assert self.started is not None
         return self.started
 
-    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] = NO_HOST_TIER) -> None:
-        """Make the scheduler from the agreed capacities; nothing local can reach it."""
-        self.started = Scheduler(self.config, capacity_tokens.value, self.hooks, host_tokens.value)
+    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] | None = None) -> None:
+        """Make the scheduler from the agreed capacities (None: no host tier); nothing local can reach it."""
+        num_host_tokens = 0 if host_tokens is None else host_tokens.value
+        self.started = Scheduler(self.config, capacity_tokens.value, self.hooks, num_host_tokens)
         self.started.role = ROLES[self.config.role](self.started)
         self.checker = start_checker(self)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TypeAlias
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.core.channels import commit_all
 from ppsim.core.config import RankConfig
 from ppsim.core.digest import digest
@@ -47,7 +47,7 @@ def agree_on_start(rank: Rank) -> Effects[None]:
     agreed = yield from _hand_out(rank, agreed, works)
     yield from commit_all(works)
     tokens = rank.hooks.capacity(agreed[0], pool), rank.hooks.host_capacity(agreed[1], host)
-    rank.start(Agreed(tokens[0], "start ring"), Agreed(tokens[1], "start ring"))
+    rank.start(agree(tokens[0], "start ring"), agree(tokens[1], "start ring"))
 
 
 def _stage_minimum(rank: Rank, local: Tokens, works: list[Work]) -> Effects[Tokens]:

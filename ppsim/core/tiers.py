@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.core.channels import commit_all
 from ppsim.core.effects import Effects, await_local, observe
 from ppsim.core.errors import InvariantViolation
@@ -73,7 +73,7 @@ def take_in(rank: Rank, tiers: HiRadixCache, counts: Counts) -> None:
         text = f"{len(counts) - 2} hit lengths for {len(tiers.fetches)} fetches"
         raise InvariantViolation("INV-28", rank.link.rank_id, rank.iteration, rank.slot, "", text)
     origin = "tier chain"
-    rank.scheduler.advance_tiers(Agreed((counts[0], counts[1]), origin), Agreed(counts[2:], origin))
+    rank.scheduler.advance_tiers(agree((counts[0], counts[1]), origin), agree(counts[2:], origin))
 
 
 def finished_here(rank: Rank, tiers: HiRadixCache) -> Effects[Counts]:

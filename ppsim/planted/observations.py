@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.core.consensus import Rids
 from ppsim.core.effects import Effects, observe
 from ppsim.core.hooks import Hooks
@@ -32,7 +32,7 @@ def own_grammars(rank: Rank) -> Effects[None]:
         ready, failed = (
             tuple(rid for rid, state in zip(queue, states, strict=True) if state == what) for what in (READY, FAILED)
         )
-        rank.scheduler.resolve_grammar(Agreed(ready, "nobody else"), Agreed(failed, "nobody else"))
+        rank.scheduler.resolve_grammar(agree(ready, "nobody else"), agree(failed, "nobody else"))
 
 
 @planted("release_at_own_transfer", breaks="INV-47", profile="pd", source="bugs.md B15, B85")
@@ -47,7 +47,7 @@ def own_releases(rank: Rank) -> Effects[None]:
     role = rank.scheduler.role
     if isinstance(role, PrefillRole):
         good, bad = yield from poll(rank, Senders, role.inflight, TERMINAL)
-        role.apply_release(Agreed(good, "nobody else"), Agreed(bad, "nobody else"))
+        role.apply_release(agree(good, "nobody else"), agree(bad, "nobody else"))
 
 
 @planted("last_view_counts", breaks="INV-52", profile="pd", source="bugs.md B59")

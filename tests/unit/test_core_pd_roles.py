@@ -25,7 +25,7 @@ from ppsim.core.actions import (
     SendLast,
     SendMetadata,
 )
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import Agreed, agree
 from ppsim.core.config import RankConfig
 from ppsim.core.messages import AbortReq, NewRequest
 from ppsim.core.pd_decode import DecodeRole
@@ -35,19 +35,19 @@ from ppsim.core.request import State
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.tokens import pack
 
-NOBODY: Agreed[tuple[str, ...]] = Agreed((), "test")
+NOBODY: Agreed[tuple[str, ...]] = agree((), "test")
 RESERVE = 10
 
 
 def named(*rids: str) -> Agreed[tuple[str, ...]]:
-    return Agreed(rids, "test")
+    return agree(rids, "test")
 
 
 def server(role: str, num_tokens: int, *rows: tuple[str, int, int], **changes: Any) -> Scheduler:
     """A rank's scheduler that has read requests of (rid, prompt, output) in iteration 0."""
     settings = {"num_reserved_decode_tokens": RESERVE, "max_running_requests": 8, "max_micro_batch_size": 8, **changes}
     rank = build_rank(RankConfig(0, 1, role=role, enable_radix_cache=role == "prefill", **settings))
-    rank.start(Agreed(num_tokens, "test"))
+    rank.start(agree(num_tokens, "test"))
     rank.scheduler.apply(NewRequest(rid, pack([1] * prompt), output, ignore_eos=True) for rid, prompt, output in rows)
     return rank.scheduler
 
@@ -65,7 +65,7 @@ def give_memory(scheduler: Scheduler, *rids: str, bad: tuple[str, ...] = ()) -> 
 
 def into_slot(scheduler: Scheduler, *rids: str) -> None:
     """Their KV has come with the first token, and the next visit takes them into the slot."""
-    tokens: Agreed[dict[str, int]] = Agreed(dict.fromkeys(rids, 7), "test")
+    tokens: Agreed[dict[str, int]] = agree(dict.fromkeys(rids, 7), "test")
     decode_role(scheduler).apply_transferred(named(*rids), NOBODY, tokens)
     scheduler.role.before_schedule(scheduler.slots.current(0))
 
@@ -165,7 +165,7 @@ def test_a_transfer_ends_as_the_conclusion_says_and_gives_back_what_does_not_go_
     assert give_memory(scheduler, *"ABCDE") == list("ABCDE")
     scheduler.apply([AbortReq("C", reason="client left")])
     scheduler.outbox.clear()
-    tokens: Agreed[dict[str, int]] = Agreed(dict.fromkeys("AD", 7), "test")
+    tokens: Agreed[dict[str, int]] = agree(dict.fromkeys("AD", 7), "test")
     role.apply_transferred(named("D", "C", "B", "A"), named("B", "C"), tokens)
     assert [(r.rid, r.status, r.reason) for r in scheduler.outbox] == [
         ("A", "token", ""),
