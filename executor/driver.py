@@ -40,6 +40,7 @@ from ppsim.core.effects import (
 )
 from ppsim.core.errors import InvariantViolation, ProtocolError
 from ppsim.core.messages import Input, Message, NewRequest
+from ppsim.core.observations import Capacity
 from ppsim.core.rank import Rank
 from ppsim.core.tokens import count
 from ppsim.recording import Recording
@@ -183,10 +184,10 @@ class Answers:
     # --- the rest --------------------------------------------------------------------------------------------
 
     def observe(self, effect: Observe) -> Local[tuple[int, ...]]:
-        if effect.what == "capacity":
+        if isinstance(effect.observation, Capacity):
             values: tuple[int, ...] | None = (self.capacity_tokens,)
         else:
-            values = self.surroundings.look(effect.what, effect.keys, effect.iteration)
+            values = self.surroundings.look(effect.observation, effect.iteration)
         if values is None:
             detail = f"nothing here can answer the observation {effect.what!r}"
             raise InvariantViolation("INV-02", self.rank, effect.iteration, -1, "", detail)
@@ -194,10 +195,10 @@ class Answers:
         return Local(values, self.rank, effect.iteration)
 
     def await_local(self, effect: AwaitLocal) -> None:
-        self.surroundings.wait(effect.what, effect.key, effect.iteration)
+        self.surroundings.wait(effect.fact, effect.iteration)
 
     def act(self, effect: Act) -> None:
-        self.surroundings.act(effect.what, effect.key, self.surroundings.core.iteration)
+        self.surroundings.act(effect.action, self.surroundings.core.iteration)
 
     def decided(self, effect: Decided) -> None:
         self.surroundings.report(effect.decision.iteration)

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import assert_never
 
 from executor.store import ConsensusStore
+from ppsim.core import actions as acts
+from ppsim.core import observations as obs
 from ppsim.core import surroundings as behaviour_of
 from ppsim.core.consensus import KVPoll
+from ppsim.core.errors import InvariantViolation
 from ppsim.core.rank import Rank
 from ppsim.scenario import Scenario
 from ppsim.workload.choices import SeededChoices
@@ -39,21 +43,28 @@ class Surroundings:
         self.stored: dict[str, list[int | None]] = {}  # statuses that the last look found, by request
         self.watched: list[str] = []  # requests whose sender status this rank reports
 
-    def look(self, what: str, keys: tuple[str, ...], iteration: int) -> tuple[int, ...] | None:
-        """Values in the order of ``keys``; None for a fact that the executor does not know."""
+    def look(self, observation: obs.Observation, iteration: int) -> tuple[int, ...] | None:
+        """Values in the order of the keys; None for a fact that the executor does not know."""
         facts, me = self.facts, self.rank
-        match what:
-            case "clock_ms":
+        match observation:
+            case obs.Clock():
                 skew = self.scenario.faults.clock_skew_ms
                 return (self.behaviour.clock_ms(me, self.now_ns() // NS_PER_MS + (skew[me] if skew else 0)),)
-            case "grammar":
-                return tuple(facts.grammar(me, iteration, rid) for rid in keys)
-            case "sender":
-                return tuple(known(facts.sender(me, iteration, rid)) for rid in keys)
-            case "bootstrap_store" if self.store is not None:
+            case obs.Grammars(rids):
+                return tuple(facts.grammar(me, iteration, rid) for rid in rids)
+            case obs.Senders(rids):
+                return tuple(known(facts.sender(me, iteration, rid)) for rid in rids)
+            case obs.Statuses(rids):
+                if self.store is None:
+                    return None
                 self.report(iteration)
-                return tuple(self.decision(self.store, rid) for rid in keys)
-        return None
+                return tuple(self.decision(self.store, rid) for rid in rids)
+            case obs.Capacity() | obs.HostCapacity() | obs.Receivers() | obs.FirstTokens():
+                return None  # the driver knows its capacity; decode servers and host tiers are simulated only
+            case obs.Copies() | obs.Hits() | obs.OwnHits():
+                return None
+            case _:
+                assert_never(observation)
 
     def decision(self, store: ConsensusStore, rid: str) -> int:
         """What the store says of a request, from the statuses that have reached the first rank by now."""
@@ -73,14 +84,18 @@ class Surroundings:
                 self.store.put(rid, status)
         self.watched = [rid for rid in self.watched if rid in live]
 
-    def act(self, what: str, rid: str, iteration: int) -> None:
-        if what == "bootstrap":
-            self.watched.append(rid)
-        self.facts.act(self.rank, iteration, what, rid)
+    def act(self, action: acts.Action, iteration: int) -> None:
+        """What a rank asks for. Raises InvariantViolation for a copy between tiers, which are simulated only."""
+        if isinstance(action, acts.Copy):
+            text = f"it asks for a copy between the tiers of its cache ({action.key}), which nothing here can make"
+            raise InvariantViolation("INV-02", self.rank, iteration, self.core.slot, action.key.owner, text)
+        if isinstance(action, acts.Bootstrap):
+            self.watched.append(action.rid)
+        self.facts.act(self.rank, iteration, action)
 
-    def wait(self, what: str, rid: str, iteration: int) -> None:
+    def wait(self, fact: obs.Awaited, iteration: int) -> None:
         """Block until a fact of this rank is true; a blocked rank counts no iterations, so they are given a time."""
-        iterations = self.facts.iterations_until(self.rank, iteration, what, rid)
+        iterations = self.facts.iterations_until(self.rank, iteration, fact.word, fact.key)
         time.sleep(iterations * self.scenario.observations.tick_ms / 1000)
 
 

@@ -17,6 +17,7 @@ from ppsim.core.batch import ForwardBatch
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import AbortReq, Lane, Message, Meta, NewRequest, Output, Verdict
+from ppsim.core.observations import Clock, Receivers, Senders, Statuses
 from ppsim.core.pd_phases import TERMINAL_VOTES
 from ppsim.core.request import State
 from ppsim.core.scheduler import causes, limits, state_parts
@@ -253,14 +254,14 @@ class Audit:
     # --- observations ----------------------------------------------------------------------------------------
 
     def observed(self, r: Seat, effect: fx.Observe) -> None:
-        if effect.what == "clock_ms" and r.rank_id != 0:
+        if isinstance(effect.observation, Clock) and r.rank_id != 0:
             self.fail("INV-58", r, "it looks at its clock; only the first rank may")
-        if r.phase().startswith("apply_") and effect.what in ("sender", "receiver"):
+        if r.phase().startswith("apply_") and isinstance(effect.observation, Senders | Receivers):
             self.fail("INV-49", r, f"phase {r.phase()} polls {effect.what} of {effect.keys} after the vote")
 
     def looked(self, r: Seat, effect: fx.Observe, values: tuple[int, ...]) -> None:
         """What came of it."""
-        if effect.what == "bootstrap_store":
+        if isinstance(effect.observation, Statuses):
             for rid, value in zip(effect.keys, values, strict=True):
                 self.store_read(r, rid, r.stored[rid], value)
         self.rules.seen(r, effect, values)

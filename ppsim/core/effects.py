@@ -13,9 +13,9 @@ world's business (decision 3). What a world must do for each:
 ``Launch``       start the forward pass of a batch; reply is the payload handle of its result (hidden states, or on
                  the last rank the sampled tokens). Returns at once; the device works on.
 ``AwaitTokens``  host-wait for the sampled tokens behind an output payload: one token id for each row.
-``Observe``      look at a local fact. The reply is ``Local``: no other rank has seen it.
+``Observe``      look at a local fact (``observations.py``). The reply is ``Local``: no other rank has seen it.
 ``AwaitLocal``   block until a local fact is true (a compile that the leader found ready, an ack that the leader has).
-``Act``          ask the local environment to begin or end something (compile, transfer, load); never blocks.
+``Act``          ask the local environment to begin or end something (``actions.py``); never blocks.
 ``Reply``        a message for the client. Every rank may compute it; only the first rank yields it.
 ``Decided``      the scheduling decision of this visit is made (host time of scheduling; goes into the recording).
 ``Harvested``    a batch was post-processed (host time of post-processing; goes into the recording).
@@ -27,9 +27,11 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
+from ppsim.core.actions import Action
 from ppsim.core.agreed import Local
 from ppsim.core.batch import ForwardBatch
 from ppsim.core.messages import Hidden, Input, Lane, Message, Output
+from ppsim.core.observations import Awaited, Observation
 
 R = TypeVar("R")
 Effects: TypeAlias = Generator["Effect", Any, R]
@@ -82,25 +84,41 @@ class AwaitTokens:
 
 @dataclass(frozen=True, slots=True)
 class Observe:
-    """``what`` names the fact, ``keys`` the things asked about; the value is a tuple in the order of ``keys``."""
+    """The reply's value is a tuple: one number for each key of the observation, in their order."""
 
-    what: str
-    keys: tuple[str, ...]
+    observation: Observation
     iteration: int
+
+    @property
+    def what(self) -> str:
+        """The word of recordings and reports."""
+        return self.observation.word
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """What is asked about."""
+        return self.observation.keys
 
 
 @dataclass(frozen=True, slots=True)
 class AwaitLocal:
-    what: str
-    key: str
+    fact: Awaited
     iteration: int
+
+    @property
+    def what(self) -> str:
+        """The word of reports."""
+        return self.fact.word
+
+    @property
+    def key(self) -> str:
+        """What it is a fact of."""
+        return self.fact.key
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    what: str
-    key: str
-    args: tuple[object, ...] = ()
+    action: Action
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,16 +219,16 @@ def await_tokens(output: Output) -> Effects[tuple[int, ...]]:
     return (yield AwaitTokens(output))  # type: ignore[no-any-return]
 
 
-def observe(what: str, keys: tuple[str, ...], iteration: int) -> Effects[Local[tuple[int, ...]]]:
-    return (yield Observe(what, keys, iteration))  # type: ignore[no-any-return]
+def observe(observation: Observation, iteration: int) -> Effects[Local[tuple[int, ...]]]:
+    return (yield Observe(observation, iteration))  # type: ignore[no-any-return]
 
 
-def await_local(what: str, key: str, iteration: int) -> Effects[None]:
-    yield AwaitLocal(what, key, iteration)
+def await_local(fact: Awaited, iteration: int) -> Effects[None]:
+    yield AwaitLocal(fact, iteration)
 
 
-def act(what: str, key: str, *args: object) -> Effects[None]:
-    yield Act(what, key, args)
+def act(action: Action) -> Effects[None]:
+    yield Act(action)
 
 
 def reply(message: Reply) -> Effects[None]:

@@ -27,27 +27,29 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
+from ppsim.core.actions import Copy, FetchStored, LoadBack, WriteBack, WriteThrough
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.digest import digest
 from ppsim.core.errors import PoolError
 from ppsim.core.node import Match, Node
+from ppsim.core.observations import CopyKey
 from ppsim.core.policy import Policy
 from ppsim.core.pool import Pool
 from ppsim.core.prefix import RadixCache
 from ppsim.core.tokens import WIDTH, TokenBytes
 
-Ask: TypeAlias = Callable[[str, str, str], None]
+Ask: TypeAlias = Callable[[Copy], None]
 
 
-def asks_nobody(what: str, key: str, argument: str) -> None:
+def asks_nobody(copy: Copy) -> None:
     """A cache that stands alone has no environment."""
 
 
 @dataclass(slots=True, eq=False)
 class Operation:
-    """A copy under way. ``key`` is "kind:owner#number"; owner is the request on whose behalf it was started."""
+    """A copy under way."""
 
-    key: str
+    key: CopyKey
     host_pages: list[int]
     node: Node | None = None  # locked until the acknowledgement is consumed
 
@@ -62,16 +64,11 @@ class Fetch(Operation):
 
     @property
     def rid(self) -> str:
-        return owner_of(self.key)
-
-
-def owner_of(key: str) -> str:
-    """The request that an operation's key names."""
-    return key.partition(":")[2].rpartition("#")[0]
+        return self.key.owner
 
 
 class HiRadixCache(RadixCache):
-    """``host_tokens`` is the agreed capacity of the host tier; ``ask(what, key, argument)`` reaches the environment."""
+    """``host_tokens`` is the agreed capacity of the host tier; ``ask`` reaches the environment."""
 
     def __init__(self, pool: Pool, policy: Policy, host_tokens: int, write_policy: str, ask: Ask = asks_nobody) -> None:
         super().__init__(pool, policy)
@@ -92,7 +89,7 @@ class HiRadixCache(RadixCache):
         self._host_heap: list[tuple[int, int, Node]] = []
 
     @property
-    def outstanding(self) -> tuple[str, ...]:
+    def outstanding(self) -> tuple[CopyKey, ...]:
         """Keys of all operations under way: writes, loads, fetches, each in the order of their starts."""
         return tuple(op.key for op in (*self.writes, *self.loads, *self.fetches))
 
@@ -232,7 +229,7 @@ class HiRadixCache(RadixCache):
         op = Operation(self._key("load"), [], deepest)
         self.loads.append(op)
         self._record("load", found.host_tokens)
-        self.ask("hicache_load", op.key, str(found.host_tokens))
+        self.ask(LoadBack(op.key, found.host_tokens))
         return Match(found.num_tokens + found.host_tokens, found.pages + pages, deepest)
 
     @agreed_call("INV-28", "num_writes", "num_loads")
@@ -261,7 +258,7 @@ class HiRadixCache(RadixCache):
         self.writes.append(op)
         num_tokens = num_pages * self.pool.page_size
         self._record("write", num_tokens)
-        self.ask("hicache_write_back" if is_leaving else "hicache_write", op.key, str(num_tokens))
+        self.ask(WriteBack(op.key, num_tokens) if is_leaving else WriteThrough(op.key, num_tokens))
 
     def _host_room(self, num_pages: int) -> bool:
         """Evict least recently used host-only leaves until so many host pages are free."""
@@ -304,7 +301,7 @@ class HiRadixCache(RadixCache):
         self.fetches.append(fetch)
         stop = start + num_pages * self.pool.page_size
         self._record("fetch", stop - start)
-        self.ask("hicache_fetch", fetch.key, f"{start}:{stop}")
+        self.ask(FetchStored(fetch.key, start, stop))
         return fetch
 
     @agreed_call("INV-28", "hit_tokens", state=("num_operations",))
@@ -328,9 +325,9 @@ class HiRadixCache(RadixCache):
 
     # --- inside --------------------------------------------------------------------------------------------------
 
-    def _key(self, kind: str) -> str:
+    def _key(self, kind: str) -> CopyKey:
         self.num_operations += 1
-        return f"{kind}:{self.owner}#{self.num_operations}"
+        return CopyKey(kind, self.owner, self.num_operations)
 
     def _record(self, what: str, value: int) -> None:
         self.history = digest(self.history, what, value)

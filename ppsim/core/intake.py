@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from ppsim.core.actions import Action, CancelCompile, Compile
 from ppsim.core.admission import expected_output
 from ppsim.core.agreed import Agreed
 from ppsim.core.agreed_call import agreed_call
@@ -56,15 +57,15 @@ class Intake:
         self.failed: list[str] = []  # likewise failed
         self.aborted: list[tuple[str, str]] = []  # (rid, reason): found by an abort of the last inputs, in order
         self.grammar_queue: list[Request] = []
-        self.acts: list[tuple[str, str, str]] = []  # (what, key, argument): asked of the local environment by the loop
+        self.acts: list[Action] = []  # asked of the local environment; the loop hands them out
         self.ended: list[str] = []  # ended outside a harvest since the last record, in order
         self.delivered: list[tuple[str, int, int]] = []  # (rid, n, token) delivered outside a harvest, likewise
         self.role: Role = Role(self)
         self.refusals_left: dict[str, int] = {}  # by rid: how often its memory is still refused, on all ranks alike
 
-    def ask(self, what: str, key: str, argument: str) -> None:
+    def ask(self, action: Action) -> None:
         """Ask something of the local environment; the loop hands it out."""
-        self.acts.append((what, key, argument))
+        self.acts.append(action)
 
     # --- inputs ----------------------------------------------------------------------------------------------
 
@@ -94,7 +95,7 @@ class Intake:
         if request.spec.grammar is not None:
             request.on(Event.COMPILE)
             self.grammar_queue.append(request)
-            self.acts.append(("compile", request.rid, request.spec.grammar))
+            self.ask(Compile(request.rid, request.spec.grammar))
             return
         self.role.enqueue(request)
 
@@ -146,7 +147,7 @@ class Intake:
         """Leave every queue, give all KV back without caching it, and send the one terminal reply."""
         if request.state is State.GRAMMAR:
             self.grammar_queue = [r for r in self.grammar_queue if r is not request]
-            self.acts.append(("cancel_compile", request.rid, ""))
+            self.ask(CancelCompile(request.rid))
         if request.state is State.WAITING:
             self.waiting = [r for r in self.waiting if r is not request]
         if not self.role.drains(request):

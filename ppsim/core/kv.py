@@ -24,6 +24,7 @@ from ppsim.core.agreed_call import agreed_call
 from ppsim.core.config import RankConfig
 from ppsim.core.hicache import Fetch, HiRadixCache
 from ppsim.core.node import Match
+from ppsim.core.observations import CopyKey
 from ppsim.core.pool import Pool
 from ppsim.core.prefix import RadixCache
 from ppsim.core.request import Request
@@ -78,7 +79,7 @@ class KVCache:
         return self.tiers is not None and self.tiers.is_copying
 
     @property
-    def outstanding(self) -> tuple[str, ...]:
+    def outstanding(self) -> tuple[CopyKey, ...]:
         """Keys of the copies under way between the tiers."""
         return () if self.tiers is None else self.tiers.outstanding
 

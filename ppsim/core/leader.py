@@ -7,11 +7,12 @@ compile is done. Whether the exchange takes place depends on replicated state on
 
 from __future__ import annotations
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.core.channels import commit_all
 from ppsim.core.consensus import intersect, unite
 from ppsim.core.effects import Effects, await_local, observe
 from ppsim.core.messages import Lane, Side
+from ppsim.core.observations import Compiled, Grammars
 from ppsim.core.rank import Rank
 
 PENDING, READY, FAILED = 0, 1, 2
@@ -28,15 +29,15 @@ def agree_grammar(rank: Rank) -> Effects[None]:
     else:
         ready, failed = yield from _from_upstream(rank)
         for rid in ready:
-            yield from await_local("grammar", rid, rank.iteration)
+            yield from await_local(Compiled(rid), rank.iteration)
     yield from _hand_down(rank, ready, failed)
-    rank.scheduler.resolve_grammar(Agreed(ready, "grammar chain"), Agreed(failed, "grammar chain"))
+    rank.scheduler.resolve_grammar(agree(ready, "grammar chain"), agree(failed, "grammar chain"))
 
 
 def _stage_view(rank: Rank, queue: tuple[str, ...]) -> Effects[tuple[tuple[str, ...], tuple[str, ...]]]:
     """The first stage's view: every replica looks, the leader reduces and hands the result back."""
     link = rank.link
-    states = (yield from observe("grammar", queue, rank.iteration)).value
+    states = (yield from observe(Grammars(queue), rank.iteration)).value
     ready = tuple(rid for rid, state in zip(queue, states, strict=True) if state == READY)
     failed = tuple(rid for rid, state in zip(queue, states, strict=True) if state == FAILED)
     if not link.is_leader:

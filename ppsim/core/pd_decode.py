@@ -11,12 +11,12 @@ the later ranks keep its KV for ever (protocol.md 6.3).
 
 from __future__ import annotations
 
+from ppsim.core.actions import AbortReceiver, Handshake, HandshakeAgreed, Refused, SendMetadata
 from ppsim.core.agreed import Agreed
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.consensus import Rids
 from ppsim.core.effects import Reply
 from ppsim.core.intake import Intake
-from ppsim.core.pd_prefill import room_of
 from ppsim.core.request import Event, Request, State
 from ppsim.core.roles import Role
 from ppsim.core.slots import Slot
@@ -40,7 +40,7 @@ class DecodeRole(Role):
     def enqueue(self, request: Request) -> None:
         request.on(Event.PREALLOC)
         self.prealloc.append(request)
-        self.scheduler.acts.append(("handshake", request.rid, room_of(request)))
+        self.scheduler.ask(Handshake(request.rid, request.spec.room))
 
     def why_never(self, request: Request) -> str:
         need = request.prompt_len + self.scheduler.config.num_reserved_decode_tokens
@@ -60,7 +60,7 @@ class DecodeRole(Role):
                 self.scheduler.end(request, Event.FAIL, "the handshake with the prefill side failed")
             elif request.rid in good.value and not request.handshake_agreed:
                 request.handshake_agreed = True
-                self.scheduler.acts.append(("handshake_agreed", request.rid, ""))
+                self.scheduler.ask(HandshakeAgreed(request.rid))
         if self.put_out:
             return
         for request in list(self.prealloc):
@@ -79,7 +79,7 @@ class DecodeRole(Role):
         request.on(Event.ALLOCATED)
         scheduler.advanced.append(request.rid)
         self.transfer.append(request)
-        scheduler.acts.append(("send_metadata", request.rid, ""))
+        scheduler.ask(SendMetadata(request.rid))
 
     def _fits(self, request: Request, slot: Slot) -> bool:
         """max(fill + reserve, prompt + expected output - retractable) <= what is free after all reserves (6.6)."""
@@ -189,7 +189,7 @@ class DecodeRole(Role):
         return False
 
     def tells_peer(self, request: Request) -> None:
-        self.scheduler.acts.append(("abort_receiver", request.rid, room_of(request)))
+        self.scheduler.ask(AbortReceiver(request.rid, request.spec.room))
 
     def refused(self, request: Request) -> None:
-        self.scheduler.acts.append(("refused", request.rid, room_of(request)))
+        self.scheduler.ask(Refused(request.rid, request.spec.room))

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import Agreed, agree
 from ppsim.core.channels import commit_all
 from ppsim.core.consensus import KVPoll, Rids
 from ppsim.core.effects import Effects, observe
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Lane, Shutdown, Side, Verdict
+from ppsim.core.observations import FirstTokens, Poll, Receivers, Senders, Statuses
 from ppsim.core.pd_decode import DecodeRole
 from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.rank import Rank
@@ -32,12 +33,12 @@ def decode(rank: Rank) -> DecodeRole:
     return role
 
 
-def poll(rank: Rank, what: str, queue: list[Request], good: tuple[int, ...]) -> Effects[tuple[Rids, Rids]]:
+def poll(rank: Rank, side: Poll, queue: list[Request], good: tuple[int, ...]) -> Effects[tuple[Rids, Rids]]:
     """Look at the transfers of a queue: those in a ``good`` state, and those that failed."""
     rids = tuple(r.rid for r in queue)
     if not rids:
         return (), ()
-    states = (yield from observe(what, rids, rank.iteration)).value
+    states = (yield from observe(side(rids), rank.iteration)).value
     seen = tuple(rid for rid, state in zip(rids, states, strict=True) if state in good)
     return seen, tuple(rid for rid, state in zip(rids, states, strict=True) if state == KVPoll.FAILED)
 
@@ -47,11 +48,11 @@ READY = (int(KVPoll.WAITING_FOR_INPUT),)
 
 
 def view_bootstrap(rank: Rank) -> Effects[tuple[Rids, Rids]]:
-    return (yield from poll(rank, "sender", prefill(rank).bootstrap, READY))
+    return (yield from poll(rank, Senders, prefill(rank).bootstrap, READY))
 
 
 def view_release(rank: Rank) -> Effects[tuple[Rids, Rids]]:
-    return (yield from poll(rank, "sender", prefill(rank).inflight, TERMINAL))
+    return (yield from poll(rank, Senders, prefill(rank).inflight, TERMINAL))
 
 
 def view_retract(rank: Rank) -> Effects[tuple[Rids, Rids]]:
@@ -60,41 +61,42 @@ def view_retract(rank: Rank) -> Effects[tuple[Rids, Rids]]:
 
 
 def view_prealloc(rank: Rank) -> Effects[tuple[Rids, Rids]]:
-    return (yield from poll(rank, "receiver", decode(rank).prealloc, READY))
+    return (yield from poll(rank, Receivers, decode(rank).prealloc, READY))
 
 
 def view_transferred(rank: Rank) -> Effects[tuple[Rids, Rids]]:
-    return (yield from poll(rank, "receiver", decode(rank).transfer, TERMINAL))
+    return (yield from poll(rank, Receivers, decode(rank).transfer, TERMINAL))
 
 
 def apply_bootstrap(rank: Rank, verdict: Verdict) -> Effects[None]:
     queue = prefill(rank).bootstrap
     before = tuple(queue)
     also = before if rank.config.vote_variant == "released" else ()
-    good, bad = yield from looked_at_again(rank, verdict, "sender", READY, also)
-    prefill(rank).apply_bootstrap(Agreed(good, "bootstrap vote"), Agreed(bad, "bootstrap vote"))
+    good, bad = yield from looked_at_again(rank, verdict, Senders, READY, also)
+    prefill(rank).apply_bootstrap(*concluded(verdict, good, bad))
     passes_on_what_it_did(rank, verdict, before, queue)
 
 
 def apply_release(rank: Rank, verdict: Verdict) -> Effects[None]:
-    good, bad = yield from looked_at_again(rank, verdict, "sender", TERMINAL)
-    prefill(rank).apply_release(Agreed(good, "release vote"), Agreed(bad, "release vote"))
+    good, bad = yield from looked_at_again(rank, verdict, Senders, TERMINAL)
+    prefill(rank).apply_release(*concluded(verdict, good, bad))
 
 
 def apply_retract(rank: Rank, verdict: Verdict) -> Effects[None]:
     yield from ()
     queue = decode(rank).put_out
     before = tuple(queue)
-    decode(rank).apply_retract(Agreed(verdict.good, "retract vote"))
+    good, _ = concluded(verdict, verdict.good, ())
+    decode(rank).apply_retract(good)
     passes_on_what_it_did(rank, verdict, before, queue)
 
 
 def apply_prealloc(rank: Rank, verdict: Verdict) -> Effects[None]:
     queue = decode(rank).prealloc
     before = tuple(queue)
-    good, bad = yield from looked_at_again(rank, verdict, "receiver", READY)
+    good, bad = yield from looked_at_again(rank, verdict, Receivers, READY)
     slot = rank.scheduler.slots.current(rank.iteration)
-    decode(rank).apply_prealloc(Agreed(good, "prealloc vote"), Agreed(bad, "prealloc vote"), slot)
+    decode(rank).apply_prealloc(*concluded(verdict, good, bad), slot)
     passes_on_what_it_did(rank, verdict, before, queue)
 
 
@@ -102,19 +104,25 @@ def apply_transferred(rank: Rank, verdict: Verdict) -> Effects[None]:
     """The first token of each request came with its metadata; every sender sent the same one."""
     queue = decode(rank).transfer
     before = tuple(queue)
-    good, bad = yield from looked_at_again(rank, verdict, "receiver", TERMINAL)
+    good, bad = yield from looked_at_again(rank, verdict, Receivers, TERMINAL)
     here = [r for r in decode(rank).transfer if r.rid in good and r.rid not in bad and not r.to_abort]
     rids = tuple(r.rid for r in here)
     tokens: tuple[int, ...] = ()
     if rids:
-        tokens = (yield from observe("first_token", rids, rank.iteration)).value
-    first = Agreed(dict(zip(rids, tokens, strict=True)), "metadata of the last chunk")
-    decode(rank).apply_transferred(Agreed(good, "transferred vote"), Agreed(bad, "transferred vote"), first)
+        tokens = (yield from observe(FirstTokens(rids), rank.iteration)).value
+    first = agree(dict(zip(rids, tokens, strict=True)), "metadata of the last chunk")
+    decode(rank).apply_transferred(*concluded(verdict, good, bad), first)
     passes_on_what_it_did(rank, verdict, before, queue, tells_failures=False)
 
 
+def concluded(verdict: Verdict, good: Rids, bad: Rids) -> tuple[Agreed[Rids], Agreed[Rids]]:
+    """What a vote has concluded, as the scheduler takes it: what it names as good, and as bad."""
+    origin = f"{verdict.name} vote"
+    return agree(good, origin), agree(bad, origin)
+
+
 def looked_at_again(
-    rank: Rank, verdict: Verdict, what: str, good: tuple[int, ...], also: tuple[Request, ...] = ()
+    rank: Rank, verdict: Verdict, side: Poll, good: tuple[int, ...], also: tuple[Request, ...] = ()
 ) -> Effects[tuple[Rids, Rids]]:
     """The conclusion as it is; where the variant polls again, what this rank sees now of whom it names, and ``also``.
 
@@ -128,7 +136,7 @@ def looked_at_again(
         )
         return good_rids, bad_rids
     looked_at = [r for r in requests.values() if r.rid in verdict.good + verdict.bad or r in also]
-    seen, failed = yield from poll(rank, what, looked_at, good)
+    seen, failed = yield from poll(rank, side, looked_at, good)
     return tuple(rid for rid in verdict.good if rid in seen), failed
 
 
@@ -160,7 +168,7 @@ def agree_bootstrap(rank: Rank) -> Effects[None]:
         return
     link, rids = rank.link, tuple(r.rid for r in queue)
     leads = rank.config.is_first and link.is_leader
-    polls = (yield from observe("bootstrap_store", rids, rank.iteration)).value if leads else ()
+    polls = (yield from observe(Statuses(rids), rank.iteration)).value if leads else ()
     yield from commit_all(rank.side_work.setdefault(Lane.BOOTSTRAP, []))
     if not leads:
         src, lane = (link.prev, Lane.BOOTSTRAP) if link.is_leader else (link.leader, Lane.TP)
@@ -184,7 +192,7 @@ def agree_bootstrap(rank: Rank) -> Effects[None]:
         rank.side_work.setdefault(Lane.BOOTSTRAP, []).append((yield from link.send(dst, side)))
     good = tuple(rid for rid, state in zip(rids, polls, strict=True) if state == KVPoll.WAITING_FOR_INPUT)
     bad = tuple(rid for rid, state in zip(rids, polls, strict=True) if state == KVPoll.FAILED)
-    prefill(rank).apply_bootstrap(Agreed(good, "consensus store"), Agreed(bad, "consensus store"))
+    prefill(rank).apply_bootstrap(agree(good, "consensus store"), agree(bad, "consensus store"))
 
 
 def note_shutdown(rank: Rank) -> Effects[None]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ppsim.core.actions import AbortSender, Admitted, Bootstrap, Refused, SendChunk, SendLast
 from ppsim.core.agreed import Agreed
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.consensus import Rids
@@ -20,11 +21,6 @@ from ppsim.core.intake import Intake
 from ppsim.core.messages import NewRequest
 from ppsim.core.request import Event, Request, State
 from ppsim.core.roles import Role
-
-
-def room_of(request: Request) -> str:
-    """The number that both sides know a request by; an id may come twice, a room does not. Empty: no number."""
-    return "" if request.spec.room is None else str(request.spec.room)
 
 
 class PrefillRole(Role):
@@ -49,7 +45,7 @@ class PrefillRole(Role):
     def enqueue(self, request: Request) -> None:
         request.on(Event.BOOTSTRAP)
         self.bootstrap.append(request)
-        self.scheduler.acts.append(("bootstrap", request.rid, room_of(request)))
+        self.scheduler.ask(Bootstrap(request.rid, request.spec.room))
 
     @agreed_call("INV-47", "good", "bad")
     def apply_bootstrap(self, good: Agreed[Rids], bad: Agreed[Rids]) -> None:
@@ -64,21 +60,21 @@ class PrefillRole(Role):
                 request.on(Event.BOOTSTRAPPED)
                 self.scheduler.advanced.append(request.rid)
                 self.scheduler.waiting.append(request)
-                self.scheduler.acts.append(("admitted", request.rid, ""))
+                self.scheduler.ask(Admitted(request.rid))
 
     def chunk_done(self, request: Request) -> None:
         """Send the finished whole pages of a chunk, in the iteration that schedules the next one."""
         page = self.scheduler.config.page_size
         whole = request.kv_len // page * page
         if whole > request.sent_len:
-            self.scheduler.acts.append(("send_chunk", request.rid, f"{request.sent_len}:{whole}"))
+            self.scheduler.ask(SendChunk(request.rid, request.sent_len, whole))
             request.sent_len = whole
 
     def takes_over(self, request: Request) -> bool:
         """The prompt is computed: send what is left with the first token, and wait for the release vote."""
         scheduler = self.scheduler
         scheduler.kv.stash(request)
-        scheduler.acts.append(("send_last", request.rid, f"{request.sent_len}:{request.kv_len}"))
+        scheduler.ask(SendLast(request.rid, request.sent_len, request.kv_len))
         request.sent_len = request.kv_len
         request.on(Event.COMPUTED)
         self.inflight.append(request)
@@ -125,7 +121,7 @@ class PrefillRole(Role):
         return False
 
     def tells_peer(self, request: Request) -> None:
-        self.scheduler.acts.append(("abort_sender", request.rid, room_of(request)))
+        self.scheduler.ask(AbortSender(request.rid, request.spec.room))
 
     def refused(self, request: Request) -> None:
-        self.scheduler.acts.append(("refused", request.rid, room_of(request)))
+        self.scheduler.ask(Refused(request.rid, request.spec.room))

@@ -81,8 +81,8 @@ def apply_inputs(rank: Rank) -> Effects[None]:
 def ask_environment(rank: Rank) -> Effects[None]:
     """Hand out what the scheduler asked of this rank's surroundings, in order."""
     asked, rank.scheduler.acts = rank.scheduler.acts, []
-    for what, key, argument in asked:
-        yield from act(what, key, argument)
+    for action in asked:
+        yield from act(action)
 
 
 def schedule(rank: Rank) -> Effects[None]:

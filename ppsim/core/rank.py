@@ -20,10 +20,8 @@ from ppsim.core.policy import Policy
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import LaunchedBatch
 
-NO_HOST_TIER: Agreed[int] = Agreed(0, "no host tier")
 MakeScheduler: TypeAlias = Callable[[RankConfig, int, int, Policy], Scheduler]
 """From the configuration, the agreed capacities of KV pool and host tier in tokens, and the policy."""
-
 
 Phase: TypeAlias = "Callable[[Rank], Effects[None]]"
 """A step of an iteration: asks its effects, changes the rank. Phases are known by their ``__name__``."""
@@ -76,9 +74,10 @@ class Rank:
         assert self.started is not None
         return self.started
 
-    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] = NO_HOST_TIER) -> None:
-        """Make the scheduler from the agreed capacities; nothing local can reach it."""
-        self.started = self.make_scheduler(self.config, capacity_tokens.value, host_tokens.value, self.policy)
+    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] | None = None) -> None:
+        """Make the scheduler from the agreed capacities (None: no host tier); nothing local can reach it."""
+        num_host_tokens = 0 if host_tokens is None else host_tokens.value
+        self.started = self.make_scheduler(self.config, capacity_tokens.value, num_host_tokens, self.policy)
         self.started.refusals_left = dict(self.refusals)
         self.checker = start_checker(self)
 

@@ -10,13 +10,14 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import TypeAlias
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.core.channels import commit_all
 from ppsim.core.config import RankConfig
 from ppsim.core.digest import digest
 from ppsim.core.effects import Effects, Work, observe
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Lane, Start
+from ppsim.core.observations import Capacity, HostCapacity
 from ppsim.core.rank import Rank
 
 Tokens: TypeAlias = tuple[int, int]
@@ -35,8 +36,8 @@ def fingerprint(config: RankConfig) -> str:
 
 def agree_on_start(rank: Rank) -> Effects[None]:
     """Agree on the capacities and start the scheduler. Raises ProtocolError if the arguments differ."""
-    pool = (yield from observe("capacity", (), -1)).value[0]
-    host = (yield from observe("host_capacity", (), -1)).value[0] if rank.config.hicache_write_policy else 0
+    pool = (yield from observe(Capacity(), -1)).value[0]
+    host = (yield from observe(HostCapacity(), -1)).value[0] if rank.config.hicache_write_policy else 0
     local = rank.local_tokens = (pool, host)
     works: list[Work] = []
     stage_min = yield from _stage_minimum(rank, local, works)
@@ -45,7 +46,7 @@ def agree_on_start(rank: Rank) -> Effects[None]:
         agreed = yield from _ring_minimum(rank, stage_min, works)
     agreed = yield from _hand_out(rank, agreed, works)
     yield from commit_all(works)
-    rank.start(Agreed(agreed[0], "start ring"), Agreed(agreed[1], "start ring"))
+    rank.start(agree(agreed[0], "start ring"), agree(agreed[1], "start ring"))
 
 
 def _stage_minimum(rank: Rank, local: Tokens, works: list[Work]) -> Effects[Tokens]:

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.core.channels import commit_all
 from ppsim.core.effects import Effects, await_local, observe
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.hicache import HiRadixCache
 from ppsim.core.messages import Lane, Side
+from ppsim.core.observations import Copied, Copies, Hits
 from ppsim.core.rank import Rank
 
 Counts: TypeAlias = tuple[int, ...]
@@ -59,7 +60,7 @@ def wait_for_own(rank: Rank, tiers: HiRadixCache, counts: Counts) -> Effects[Non
         return
     for queue, number in ((tiers.writes, counts[0]), (tiers.loads, counts[1])):
         for op in list(queue)[:number]:
-            yield from await_local("hicache", op.key, rank.iteration)
+            yield from await_local(Copied(op.key), rank.iteration)
 
 
 def take_in(rank: Rank, tiers: HiRadixCache, counts: Counts) -> None:
@@ -72,13 +73,13 @@ def take_in(rank: Rank, tiers: HiRadixCache, counts: Counts) -> None:
         text = f"{len(counts) - 2} hit lengths for {len(tiers.fetches)} fetches"
         raise InvariantViolation("INV-28", rank.link.rank_id, rank.iteration, rank.slot, "", text)
     origin = "tier chain"
-    rank.scheduler.advance_tiers(Agreed((counts[0], counts[1]), origin), Agreed(counts[2:], origin))
+    rank.scheduler.advance_tiers(agree((counts[0], counts[1]), origin), agree(counts[2:], origin))
 
 
 def finished_here(rank: Rank, tiers: HiRadixCache) -> Effects[Counts]:
     """Consecutive finished writes and loads of this rank alone, oldest first."""
     keys = tuple(op.key for op in (*tiers.writes, *tiers.loads))
-    done = (yield from observe("hicache", keys, rank.iteration)).value if keys else ()
+    done = (yield from observe(Copies(keys), rank.iteration)).value if keys else ()
     return consecutive(done[: len(tiers.writes)]), consecutive(done[len(tiers.writes) :])
 
 
@@ -99,7 +100,7 @@ def _stage_counts(rank: Rank, tiers: HiRadixCache) -> Effects[Counts]:
         counts = tuple(min(pair) for pair in zip(counts, theirs, strict=True))
     keys = tuple(fetch.key for fetch in tiers.fetches)
     if keys:
-        counts += (yield from observe("prefetch", keys, rank.iteration)).value
+        counts += (yield from observe(Hits(keys), rank.iteration)).value
     for replica in link.replicas:
         yield from _send(rank, replica, Lane.TP, counts)
     return counts

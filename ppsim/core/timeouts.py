@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from ppsim.core.effects import Effects, observe
 from ppsim.core.messages import AbortReq
+from ppsim.core.observations import Clock
 from ppsim.core.rank import Rank
 from ppsim.core.request import Request, State
 
@@ -19,7 +20,7 @@ def expired(rank: Rank) -> Effects[tuple[AbortReq, ...]]:
         return ()
     if not rank.watches_timeouts:
         return ()
-    now_ms = (yield from observe("clock_ms", (), rank.iteration)).value[0]
+    now_ms = (yield from observe(Clock(), rank.iteration)).value[0]
     stamp_all(rank, now_ms)
     found: list[AbortReq] = []
     for request in rank.scheduler.requests.values():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.core.messages import NewRequest
 from ppsim.core.parts import build_rank
 from ppsim.errors import ScenarioError
@@ -35,6 +35,6 @@ def never_served(s: Scenario, specs: Sequence[NewRequest]) -> list[tuple[str, st
     """(rid, reason) of the requests that an empty server would refuse, in order."""
     capacity = min(local_capacity_tokens(s, pp_rank) for pp_rank in range(s.cluster.pp_size))
     rank = build_rank(rank_config(s, 0))
-    rank.start(Agreed(capacity, "minimum over the stages"))
+    rank.start(agree(capacity, "minimum over the stages"))
     rank.scheduler.apply(specs)
     return [(reply.rid, reply.reason) for reply in rank.scheduler.outbox if reply.status == "refused"]

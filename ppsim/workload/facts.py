@@ -8,15 +8,29 @@ ranks, which is the whole reason for votes. A transfer's progress is monotonic a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import assert_never
 
+from ppsim.core.actions import (
+    AbortReceiver,
+    AbortSender,
+    Admitted,
+    Bootstrap,
+    CancelCompile,
+    Compile,
+    Handshake,
+    HandshakeAgreed,
+    Refused,
+    SendChunk,
+    SendLast,
+    SendMetadata,
+    Transfer,
+)
 from ppsim.core.consensus import KVPoll
 from ppsim.core.leader import FAILED, PENDING, READY
+from ppsim.core.observations import CopyKey
 from ppsim.scenario.tree import Observations
 from ppsim.workload.choices import Choices
 
-BEGINS = {"compile": "grammar", "bootstrap": "bootstrap", "handshake": "handshake"}
-ENDS = {"send_last": "transfer", "send_metadata": "receive"}
-ABORTS = ("abort_sender", "abort_receiver")
 FACTS_OF_A_TRANSFER = ("bootstrap", "handshake", "transfer", "receive", "abort")
 
 
@@ -36,21 +50,38 @@ class Facts:
     choices: Choices
     known: dict[tuple[int, str, str], Fact] = field(default_factory=dict)
 
-    def act(self, rank: int, iteration: int, what: str, rid: str) -> None:
+    def act(self, rank: int, iteration: int, action: Compile | CancelCompile | Transfer) -> None:
         """A rank asked its surroundings for something."""
-        kind = BEGINS.get(what) or ENDS.get(what)
-        if what in BEGINS:  # an id may come again: what was known of the request before it is forgotten
-            for old in FACTS_OF_A_TRANSFER:
-                self.known.pop((rank, old, rid), None)
-        if kind is not None:
-            self.known[rank, kind, rid] = self._fact(rank, iteration, kind, rid)
-        elif what in ABORTS and (rank, "abort", rid) not in self.known:
-            # What is under way is drained first; then the transfer is terminal on this rank, whoever aborts it again.
-            self.known[rank, "abort", rid] = Fact(iteration + self._delay("abort", rid, rank), True)
+        match action:
+            case Compile(rid):
+                self._begin(rank, iteration, "grammar", rid)
+            case Bootstrap(rid):
+                self._begin(rank, iteration, "bootstrap", rid)
+            case Handshake(rid):
+                self._begin(rank, iteration, "handshake", rid)
+            case SendLast(rid):
+                self.known[rank, "transfer", rid] = self._fact(rank, iteration, "transfer", rid)
+            case SendMetadata(rid):
+                self.known[rank, "receive", rid] = self._fact(rank, iteration, "receive", rid)
+            case AbortSender(rid) | AbortReceiver(rid):
+                # What is under way is drained first; then the transfer is terminal on this rank, whoever aborts it
+                # again.
+                if (rank, "abort", rid) not in self.known:
+                    self.known[rank, "abort", rid] = Fact(iteration + self._delay("abort", rid, rank), True)
+            case CancelCompile() | Admitted() | SendChunk() | HandshakeAgreed() | Refused():
+                pass  # nothing comes of it that a rank could look at
+            case _:
+                assert_never(action)
 
-    def begin(self, rank: int, iteration: int, kind: str, key: str, rid: str) -> None:
-        """A copy between the tiers of the cache was started on behalf of a request (``tiers.py``)."""
-        self.known[rank, "copy", key] = self._fact(rank, iteration, kind, rid, key)
+    def copy(self, rank: int, iteration: int, kind: str, key: CopyKey) -> None:
+        """A copy between the tiers of the cache was started (``tiers.py``)."""
+        self.known[rank, "copy", key] = self._fact(rank, iteration, kind, key.owner, key)
+
+    def _begin(self, rank: int, iteration: int, kind: str, rid: str) -> None:
+        """An id may come again: what was known of the request before it is forgotten."""
+        for old in FACTS_OF_A_TRANSFER:
+            self.known.pop((rank, old, rid), None)
+        self.known[rank, kind, rid] = self._fact(rank, iteration, kind, rid)
 
     def grammar(self, rank: int, iteration: int, rid: str) -> int:
         """PENDING, READY or FAILED."""

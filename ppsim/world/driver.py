@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator
-from typing import Any
+from typing import Any, assert_never
 
 from simpy import Environment, Event
 
 from ppsim.check.observers import Observers, phase_of
 from ppsim.check.physical import buffer_given_up
 from ppsim.core import effects as fx
+from ppsim.core import observations as obs
+from ppsim.core.actions import FetchStored, LoadBack, WriteBack, WriteThrough
 from ppsim.core.agreed import Local
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import CoreError, InvariantViolation
@@ -31,7 +33,7 @@ from ppsim.world.chance import allocated, clock_skew_ms, pauses
 from ppsim.world.network import Parcel
 from ppsim.world.setting import Setting
 from ppsim.world.streams import Payload, Streams
-from ppsim.world.tiers import KINDS, Tiers
+from ppsim.world.tiers import Tiers
 
 NS_PER_US = 1000
 NS_PER_MS = 1_000_000
@@ -357,38 +359,48 @@ class SimulatedRank:
         return inputs
 
     def _observe(self, effect: fx.Observe) -> Any:
-        if effect.what in ("bootstrap_store", "prefetch") and self.env.now < self.now:
+        observation = effect.observation
+        if isinstance(observation, obs.Statuses | obs.Hits) and self.env.now < self.now:
             return BEHIND
-        values = self._look(effect.what, effect.keys, effect.iteration)
+        values = self._look(observation, effect.iteration)
         self.setting.recording.observed(self.rank_id, effect.iteration, effect.what, effect.keys, values)
         return Local(values, self.rank_id, effect.iteration)
 
-    def _look(self, what: str, keys: tuple[str, ...], iteration: int) -> tuple[int, ...]:
+    def _look(self, observation: obs.Observation, iteration: int) -> tuple[int, ...]:
         facts, me = self.setting.facts, self.rank_id
-        match what:
-            case "capacity":
+        match observation:
+            case obs.Capacity():
                 return (self.local_capacity,)
-            case "host_capacity":
+            case obs.HostCapacity():
                 return (local_host_tokens(self.scenario, self.rank.config.pp_rank),)
-            case "hicache" if self.tiers is not None:
-                return tuple(self.tiers.finished(key, iteration) for key in keys)
-            case "prefetch" if self.tiers is not None:
-                return tuple(self.tiers.agreed_hit(key) for key in keys)
-            case "own_prefetch" if self.tiers is not None:
-                return tuple(self.tiers.reported(key, self) for key in keys)
-            case "clock_ms":
+            case obs.Copies(keys):
+                return tuple(self._copies.finished(key, iteration) for key in keys)
+            case obs.Hits(keys):
+                return tuple(self._copies.agreed_hit(key) for key in keys)
+            case obs.OwnHits(keys):
+                return tuple(self._copies.reported(key, self) for key in keys)
+            case obs.Clock():
                 return (self.setting.surroundings.clock_ms(me, self.wall_clock_ns() // NS_PER_MS),)
-            case "grammar":
-                return tuple(facts.grammar(me, iteration, rid) for rid in keys)
-            case "sender":
-                return tuple(unknown(facts.sender(me, iteration, rid)) for rid in keys)
-            case "receiver":
-                return tuple(unknown(facts.receiver(me, iteration, rid)) for rid in keys)
-            case "first_token":
-                return tuple(self.setting.sampler.token(rid, 1) for rid in keys)
-            case "bootstrap_store":
-                return tuple(self._stored(rid) for rid in keys)
-        raise InvariantViolation("INV-02", me, iteration, self.rank.slot, "", f"unknown observation {what!r}")
+            case obs.Grammars(rids):
+                return tuple(facts.grammar(me, iteration, rid) for rid in rids)
+            case obs.Senders(rids):
+                return tuple(unknown(facts.sender(me, iteration, rid)) for rid in rids)
+            case obs.Receivers(rids):
+                return tuple(unknown(facts.receiver(me, iteration, rid)) for rid in rids)
+            case obs.FirstTokens(rids):
+                return tuple(self.setting.sampler.token(rid, 1) for rid in rids)
+            case obs.Statuses(rids):
+                return tuple(self._stored(rid) for rid in rids)
+            case _:
+                assert_never(observation)
+
+    @property
+    def _copies(self) -> Tiers:
+        """Copies between the tiers; a rank speaks of them only where its cache has tiers."""
+        if self.tiers is None:
+            text = "it speaks of a copy between the tiers of its cache, and there are none (hicache.enabled)"
+            raise InvariantViolation("INV-02", self.rank_id, self.rank.iteration, self.rank.slot, "", text)
+        return self.tiers
 
     def _stored(self, rid: str) -> int:
         """What the store of the first rank says: the minimum of the statuses as they have arrived there by now."""
@@ -405,20 +417,25 @@ class SimulatedRank:
 
     def _await_local(self, effect: fx.AwaitLocal) -> None:
         """Block until a fact of this rank is true; a blocked rank counts no iterations, so they are given a time."""
-        what = effect.what
-        if what == "hicache" and self.tiers is not None:
-            self.tiers.await_end(effect.key)
-            what = "copy"
+        match effect.fact:
+            case obs.Copied(key):
+                self._copies.await_end(key)
+                what = "copy"
+            case obs.Compiled():
+                what = "grammar"
+            case _:
+                assert_never(effect.fact)
         wait = self.setting.facts.iterations_until(self.rank_id, effect.iteration, what, effect.key)
         self.now += round(wait * self.scenario.observations.tick_ms * NS_PER_MS)
 
     def _act(self, effect: fx.Act) -> None:
-        if self.tiers is not None and effect.what in KINDS:
-            self.tiers.act(effect.what, effect.key, str(effect.args[0]))
+        action = effect.action
+        if isinstance(action, WriteThrough | WriteBack | LoadBack | FetchStored):
+            self._copies.start(action)
             return
-        self.setting.facts.act(self.rank_id, self.rank.iteration, effect.what, effect.key)
+        self.setting.facts.act(self.rank_id, self.rank.iteration, action)
         if self.setting.marks is not None:
-            self.setting.marks.acted(self, effect.what, effect.key)
+            self.setting.marks.acted(self, action)
 
     def _reply(self, effect: fx.Reply) -> None:
         self.setting.recording.reply(self.now, effect)

@@ -10,14 +10,24 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ppsim.core.actions import (
+    Action,
+    Admitted,
+    CancelCompile,
+    Compile,
+    HandshakeAgreed,
+    SendLast,
+    SendMetadata,
+    Transfer,
+)
 from ppsim.recording.schema import Mark
 
 if TYPE_CHECKING:
     from ppsim.world.driver import SimulatedRank
     from ppsim.world.setting import Setting
 
-BY_FIRST_RANK = {"admitted": "admitted", "handshake_agreed": "agreed", "send_metadata": "allocated"}
-BY_ALL_RANKS = {"admitted": "in_force", "send_last": "sent"}
+BY_FIRST_RANK: dict[type[Action], str] = {Admitted: "admitted", HandshakeAgreed: "agreed", SendMetadata: "allocated"}
+BY_ALL_RANKS: dict[type[Action], str] = {Admitted: "in_force", SendLast: "sent"}
 OF_FACTS = {"bootstrap": "ready", "transfer": "landed", "receive": "received"}
 
 
@@ -29,14 +39,15 @@ class Marks:
     found: list[Mark] = field(default_factory=list)
     counts: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # ranks so far, latest instant
 
-    def acted(self, r: SimulatedRank, what: str, rid: str) -> None:
+    def acted(self, r: SimulatedRank, action: Compile | CancelCompile | Transfer) -> None:
         """A rank asked its surroundings for something."""
-        if what in BY_FIRST_RANK and r.rank_id == 0:
+        kind, rid = type(action), action.rid
+        if kind in BY_FIRST_RANK and r.rank_id == 0:
             # A vote is applied at the end of an iteration, the chain's answer before the batch is chosen.
             later = r.rank.config.role == "prefill" and r.rank.config.bootstrap_consensus == "vote"
-            self.found.append(Mark(rid, BY_FIRST_RANK[what], r.rank.iteration + later, r.now))
-        if what in BY_ALL_RANKS:
-            self.reached(BY_ALL_RANKS[what], rid, r.rank.iteration, r.now)
+            self.found.append(Mark(rid, BY_FIRST_RANK[kind], r.rank.iteration + later, r.now))
+        if kind in BY_ALL_RANKS:
+            self.reached(BY_ALL_RANKS[kind], rid, r.rank.iteration, r.now)
 
     def reached(self, what: str, rid: str, iteration: int, at_ns: int, of: int | None = None) -> None:
         """One more rank (of ``of``, or of all) has come there; the mark is set by the last."""

@@ -9,12 +9,14 @@ change on a later rank could have been seen one visit earlier: that rank looks a
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any
+from typing import Any, assert_never
 
 from simpy import Environment, Event
 
 from ppsim.check.watch import StopRun
+from ppsim.core import actions as acts
 from ppsim.core import effects as fx
+from ppsim.core import observations as obs
 from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.rank import Rank
 from ppsim.core.timeouts import last_moment_ms
@@ -27,7 +29,7 @@ from ppsim.world.pd_sides import PREFILL
 from ppsim.world.pd_transfer import Transfers
 from ppsim.world.setting import Setting
 
-LOOKS_ACROSS = ("sender", "receiver", "first_token", "bootstrap_store")
+LOOKS_ACROSS = (obs.Senders, obs.Receivers, obs.FirstTokens, obs.Statuses)
 
 
 class PipelineRank(SimulatedRank):
@@ -137,22 +139,22 @@ class PipelineRank(SimulatedRank):
     # --- looking at the other side -------------------------------------------------------------------------------
 
     def _observe(self, effect: fx.Observe) -> Any:
-        if effect.what in LOOKS_ACROSS:
+        if isinstance(effect.observation, LOOKS_ACROSS):
             if self.env.now < self.now:
                 return BEHIND
             self.transfers.advance(self.now)
         return super()._observe(effect)
 
-    def _look(self, what: str, keys: tuple[str, ...], iteration: int) -> tuple[int, ...]:
+    def _look(self, observation: obs.Observation, iteration: int) -> tuple[int, ...]:
         transfers, me = self.transfers, self.rank_id
-        match what:
-            case "sender":
-                return tuple(unknown(transfers.sender(me, self._room(rid)).status) for rid in keys)
-            case "receiver":
-                return tuple(unknown(transfers.receiver(me, self._room(rid)).status) for rid in keys)
-            case "first_token":
-                return tuple(self._first_token(rid) for rid in keys)
-        return super()._look(what, keys, iteration)
+        match observation:
+            case obs.Senders(rids):
+                return tuple(unknown(transfers.sender(me, self._room(rid)).status) for rid in rids)
+            case obs.Receivers(rids):
+                return tuple(unknown(transfers.receiver(me, self._room(rid)).status) for rid in rids)
+            case obs.FirstTokens(rids):
+                return tuple(self._first_token(rid) for rid in rids)
+        return super()._look(observation, iteration)
 
     def _stored(self, rid: str) -> int:
         """The first rank's own status as it is, the others' as they have been replicated to it by now."""
@@ -177,30 +179,35 @@ class PipelineRank(SimulatedRank):
     # --- acting ----------------------------------------------------------------------------------------------------
 
     def _act(self, effect: fx.Act) -> None:
-        what, rid = effect.what, effect.key
-        argument = str(effect.args[0]) if effect.args else ""
+        action = effect.action
+        if not isinstance(action, acts.Transfer):
+            super()._act(effect)
+            return
         assert self.setting.marks is not None
-        self.setting.marks.acted(self, what, rid)
+        self.setting.marks.acted(self, action)
         transfers, post = self.transfers, self.transfers.post
-        match what:
-            case "bootstrap":
+        match action:
+            case acts.Bootstrap(rid, room):
                 self.computed.pop(rid, None)
-                post(self.now, self.place, transfers.sender_registers, self.rank_id, int(argument), rid)
-            case "send_chunk" | "send_last":
-                start, stop = (int(part) for part in argument.split(":"))
-                post(self.now, self.place, transfers.write_asked, self._write(rid, start, stop, what == "send_last"))
-            case "handshake":
-                post(self.now, self.place, transfers.receiver_registers, self.rank_id, int(argument), rid)
-            case "send_metadata":
+                post(self.now, self.place, transfers.sender_registers, self.rank_id, numbered(rid, room), rid)
+            case acts.SendChunk(rid, start, stop):
+                post(self.now, self.place, transfers.write_asked, self._write(rid, start, stop, is_last=False))
+            case acts.SendLast(rid, start, stop):
+                post(self.now, self.place, transfers.write_asked, self._write(rid, start, stop, is_last=True))
+            case acts.Handshake(rid, room):
+                post(self.now, self.place, transfers.receiver_registers, self.rank_id, numbered(rid, room), rid)
+            case acts.SendMetadata(rid):
                 receiver = transfers.receiver(self.rank_id, self._room(rid))
                 self.guard.receives(receiver, self.rank.scheduler.requests[rid].pages)
                 post(self.now, self.place, transfers.pages_given, self.rank_id, self._room(rid))
-            case "abort_sender" | "abort_receiver" | "refused":
-                self._give_up(int(argument), "refused" if what == "refused" else "stop")
-            case "admitted" | "handshake_agreed":
+            case acts.AbortSender(rid, room) | acts.AbortReceiver(rid, room):
+                self._give_up(numbered(rid, room), "stop")
+            case acts.Refused(rid, room):
+                self._give_up(numbered(rid, room), "refused")
+            case acts.Admitted() | acts.HandshakeAgreed():
                 pass  # marked above
             case _:
-                super()._act(effect)
+                assert_never(action)
 
     def _give_up(self, room: int, what: str) -> None:
         transfers = self.transfers
@@ -212,11 +219,9 @@ class PipelineRank(SimulatedRank):
             transfers.post(self.now, self.place, transfers.receiver_gives_up, receiver, what)
 
     def _room(self, rid: str) -> int:
-        room = self.rank.scheduler.requests[rid].spec.room
-        assert room is not None
-        return room
+        return numbered(rid, self.rank.scheduler.requests[rid].spec.room)
 
-    def _write(self, rid: str, start: int, stop: int, is_last: bool) -> Write:
+    def _write(self, rid: str, start: int, stop: int, *, is_last: bool) -> Write:
         """KV of tokens [start, stop), to be sent once the pass that wrote the last of them has ended."""
         request, page, room = self.rank.scheduler.requests[rid], self.rank.config.page_size, self._room(rid)
         nth = self.num_writes[room] = self.num_writes.get(room, 0) + 1
@@ -243,6 +248,12 @@ class PipelineRank(SimulatedRank):
             for piece in effect.batch.pieces:
                 self.computed.setdefault(piece.rid, []).append((piece.prefix_len, self.streams.forward_free))
         return payload
+
+
+def numbered(rid: str, room: int | None) -> int:
+    """The room of a request: between two pipelines everyone has one."""
+    assert room is not None, f"request {rid} has no room"
+    return room
 
 
 class Nap:

@@ -14,20 +14,15 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from fractions import Fraction
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, assert_never
 
-from ppsim.core.hicache import owner_of
+from ppsim.core.actions import Copy, FetchStored, LoadBack, WriteBack, WriteThrough
+from ppsim.core.observations import CopyKey
 from ppsim.scenario.hicache import token_kv_bytes
 
 if TYPE_CHECKING:
     from ppsim.world.driver import SimulatedRank
 
-KINDS = {
-    "hicache_write": "write",
-    "hicache_write_back": "write",
-    "hicache_load": "load",
-    "hicache_fetch": "prefetch",
-}
 NOT_DONE = -1
 
 
@@ -51,35 +46,39 @@ class Tiers:
         self.visited_ns = 0  # instant of the last visit
         self.fence_ns = 0  # a launch starts no earlier
         self.swapped_ns = 0  # end of the passes that may still write to pages that were given up
-        self.ends: dict[str, int] = {}
-        self.hits: dict[str, int] = {}
+        self.ends: dict[CopyKey, int] = {}
+        self.hits: dict[CopyKey, int] = {}
 
-    def act(self, what: str, key: str, argument: str) -> None:
-        """Start a copy. ``argument``: its tokens, or of a fetch the range of prompt tokens that is wanted."""
-        r, kind = self.r, KINDS[what]
-        begins = max(r.now, self.link_free[kind])
-        if kind == "write":
-            begins = max(begins, r.streams.forward_free)
-        elif kind == "load":
-            begins = max(begins, self.link_free["write"], self.swapped_ns)
-        else:
+    def start(self, copy: Copy) -> None:
+        """Start a copy."""
+        r, key = self.r, copy.key
+        match copy:
+            case WriteThrough(num_tokens=num_tokens) | WriteBack(num_tokens=num_tokens):
+                kind, earliest = "write", r.streams.forward_free
+            case LoadBack(num_tokens=num_tokens):
+                kind, earliest = "load", max(self.link_free["write"], self.swapped_ns)
+            case FetchStored(key, start, stop):
+                kind, earliest = "prefetch", r.now
+                num_tokens = self._hit(key, start, stop)
+            case _:
+                assert_never(copy)
+        begins = max(r.now, self.link_free[kind], earliest)
+        if kind == "prefetch":
             begins += self.storage_latency_ns
-        num_tokens = self._hit(key, argument) if kind == "prefetch" else int(argument)
         end = self.link_free[kind] = self.ends[key] = begins + self._wire_ns(kind, num_tokens)
-        if what in ("hicache_load", "hicache_write_back"):
+        if isinstance(copy, LoadBack | WriteBack):
             self.fence_ns = max(self.fence_ns, end)
         r.setting.recording.span(r.rank_id, kind, r.rank.slot, r.rank.iteration, begins, end)
-        r.setting.facts.begin(r.rank_id, r.rank.iteration, kind, key, owner_of(key))
+        r.setting.facts.copy(r.rank_id, r.rank.iteration, kind, key)
 
     def swapped(self) -> None:
         """A duplicate's pages are free now; passes that are launched already may still write to them."""
         self.swapped_ns = self.r.streams.forward_free
 
-    def _hit(self, key: str, argument: str) -> int:
+    def _hit(self, key: CopyKey, start: int, stop: int) -> int:
         """Tokens that are read of what storage has on this rank; the hit length is of the whole prompt."""
-        start, stop = (int(part) for part in argument.split(":"))
         page = self.r.rank.config.page_size
-        hit = min(self.stored.get(owner_of(key), 0) // page * page, stop)
+        hit = min(self.stored.get(key.owner, 0) // page * page, stop)
         self.hits[key] = hit
         return max(0, hit - start)
 
@@ -90,13 +89,13 @@ class Tiers:
 
     # --- looking -----------------------------------------------------------------------------------------------
 
-    def finished(self, key: str, iteration: int) -> int:
+    def finished(self, key: CopyKey, iteration: int) -> int:
         """Whether this rank sees the end of its own copy."""
         r = self.r
         is_seen = not r.setting.facts.iterations_until(r.rank_id, iteration, "copy", key)
         return int(key in self.ends and is_seen and self.ends[key] <= r.now)
 
-    def agreed_hit(self, key: str) -> int:
+    def agreed_hit(self, key: CopyKey) -> int:
         """On the first rank: the least that any rank has found, as the others' reports have arrived by now."""
         hits = []
         for peer in self.r.setting.ranks:
@@ -104,7 +103,7 @@ class Tiers:
             hits.append(peer.tiers.reported(key, self.r))
         return NOT_DONE if NOT_DONE in hits else min(hits)
 
-    def reported(self, key: str, reader: SimulatedRank) -> int:
+    def reported(self, key: CopyKey, reader: SimulatedRank) -> int:
         """What the reader knows of this rank's fetch. Of another rank it knows what happened before this instant."""
         r, facts = self.r, self.r.setting.facts
         if reader is r:
@@ -116,7 +115,7 @@ class Tiers:
             return NOT_DONE
         return self.hits[key]
 
-    def await_end(self, key: str) -> None:
+    def await_end(self, key: CopyKey) -> None:
         """The host blocks until the copy is over."""
         self.r.now = max(self.r.now, self.ends[key])
 

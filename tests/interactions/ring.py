@@ -21,6 +21,7 @@ from ppsim.core.config import RankConfig
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Input, Lane, Message, NewRequest, Shutdown
+from ppsim.core.observations import Capacity
 from ppsim.core.parts import build_rank
 from ppsim.core.tokens import unpack
 from tests.interactions.experiment import ALPHABET
@@ -184,7 +185,7 @@ class Ring:
             case fx.AwaitTokens(output):
                 assert isinstance(output.payload, Payload)
                 return output.payload.tokens
-            case fx.Observe("capacity"):
+            case fx.Observe(Capacity()):
                 return Local((node.capacity,), node.rank_id, effect.iteration)
             case fx.Reply():
                 self.replies.append(effect)

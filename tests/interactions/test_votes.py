@@ -19,34 +19,36 @@ from typing import Any
 import pytest
 
 from ppsim.core import effects as fx
+from ppsim.core.actions import Action, SendLast, SendMetadata
 from ppsim.core.agreed import Local
 from ppsim.core.config import RankConfig
 from ppsim.core.consensus import KVPoll
 from ppsim.core.loop import votes_of
 from ppsim.core.messages import Lane, Message, NewRequest, Side, Verdict, Vote
+from ppsim.core.observations import FirstTokens, Receivers, Senders, Statuses
 from ppsim.core.tokens import pack
 from tests.interactions.ring import Event, Node, Payload, Ring, tape
 
-ENDED_BY = {"sender": "send_last", "receiver": "send_metadata"}
+ENDED_BY = {Senders: SendLast, Receivers: SendMetadata}
 
 
 @dataclass
 class VotingRing(Ring):
     """One side of disaggregation: a transfer is ready at once, and over when this rank has asked for its last part."""
 
-    asked: set[tuple[int, str, str]] = field(default_factory=set)
+    asked: set[tuple[int, type[Action], str]] = field(default_factory=set)
 
     def answer(self, node: Node, effect: fx.Effect) -> Any:
         match effect:
-            case fx.Act(what, key):
-                self.asked.add((node.rank_id, what, key))
-            case fx.Observe("sender" | "receiver" as what, keys):
-                over = [(node.rank_id, ENDED_BY[what], rid) in self.asked for rid in keys]
+            case fx.Act(SendLast(rid) | SendMetadata(rid) as action):
+                self.asked.add((node.rank_id, type(action), rid))
+            case fx.Observe(Senders(rids) | Receivers(rids) as polled):
+                over = [(node.rank_id, ENDED_BY[type(polled)], rid) in self.asked for rid in rids]
                 states = tuple(int(KVPoll.SUCCESS if is_over else KVPoll.WAITING_FOR_INPUT) for is_over in over)
                 return Local(states, node.rank_id, effect.iteration)
-            case fx.Observe("bootstrap_store", keys):
+            case fx.Observe(Statuses(keys)):
                 return Local((int(KVPoll.WAITING_FOR_INPUT),) * len(keys), node.rank_id, effect.iteration)
-            case fx.Observe("first_token", keys):
+            case fx.Observe(FirstTokens(keys)):
                 return Local((7,) * len(keys), node.rank_id, effect.iteration)
         return super().answer(node, effect)
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ppsim.check.calls import after_a_crash, first_difference
 from ppsim.check.calls import named as violation_of
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.core.checker import compare, conclude
 from ppsim.core.config import RankConfig
 from ppsim.core.digest import digest
@@ -127,7 +127,7 @@ def test_two_odd_ranks_are_both_shown_and_the_earliest_difference_counts() -> No
 
 def started_rank(pp_rank: int, pp_size: int, interval: int) -> Rank:
     rank = build_rank(RankConfig(pp_rank, pp_size, consensus_check_interval=interval))
-    rank.start(Agreed(64, "test"))
+    rank.start(agree(64, "test"))
     return rank
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.core.agreed_call import agreed_call, declaration, parse, render
 from ppsim.core.checker import Checker, watch_calls
 from ppsim.core.config import RankConfig
@@ -158,7 +158,7 @@ def test_token_bytes_are_shown_by_length_and_digest() -> None:
 
 def test_frozen_records_are_shown_by_their_fields() -> None:
     assert render(AbortReq("R1", reason="late")) == "AbortReq(rid='R1', abort_all=False, reason='late')"
-    assert render(Agreed(("a",), "vote")) == "Agreed(value=['a'], origin='vote')"
+    assert render(agree(("a",), "vote")) == "Agreed(value=['a'], origin='vote')"
     assert render(AbortReq("R1")) != render(AbortReq("R2"))
 
 
@@ -185,7 +185,7 @@ def test_a_request_is_no_value_but_its_fields_are() -> None:
 
 def owners_of(config: RankConfig) -> list[object]:
     rank = build_rank(config)
-    rank.start(Agreed(64, "test"))
+    rank.start(agree(64, "test"))
     scheduler = rank.scheduler
     return [scheduler, scheduler.role, scheduler.kv, scheduler.kv.tree, scheduler.kv.pool]
 

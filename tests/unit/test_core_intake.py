@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.actions import CancelCompile, Compile, Refused
+from ppsim.core.agreed import agree
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Reply
 from ppsim.core.messages import AbortReq
@@ -123,9 +124,9 @@ def test_a_grammar_is_compiled_before_its_request_waits_and_given_up_with_it() -
     rank = served(RankConfig(0, 1), Arrival(0, spec), Arrival(0, request("R", [2] * 4, 1)))
     first = rank.visit()
     assert first.decision.pieces == (("R", 0, 4),)
-    assert rank.scheduler.acts == [("compile", "G", "digits")]
+    assert rank.scheduler.acts == [Compile("G", "digits")]
     rank.visit(AbortReq("G"))
-    assert rank.scheduler.acts[1:] == [("cancel_compile", "G", "")]
+    assert rank.scheduler.acts[1:] == [CancelCompile("G")]
     assert [(r.rid, r.status) for r in rank.replies] == [("R", "finished"), ("G", "aborted")]
     assert rank.scheduler.grammar_queue == []
 
@@ -133,7 +134,7 @@ def test_a_grammar_is_compiled_before_its_request_waits_and_given_up_with_it() -
 def test_what_a_decode_server_refuses_is_told_to_its_other_side() -> None:
     """The prefill side has the prompt too and waits for a handshake (bugs.md B40)."""
     rank = build_rank(RankConfig(0, 1, role="decode", enable_radix_cache=False, num_reserved_decode_tokens=4))
-    rank.start(Agreed(100, "test"))
+    rank.start(agree(100, "test"))
     rank.scheduler.apply([replace(request("R", [1] * 200, 2), room=7)])
-    assert rank.scheduler.acts == [("refused", "R", "7")]
+    assert rank.scheduler.acts == [Refused("R", 7)]
     assert [r.status for r in rank.scheduler.outbox] == ["refused"]

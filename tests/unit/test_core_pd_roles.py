@@ -13,7 +13,19 @@ from typing import Any
 
 import pytest
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.actions import (
+    AbortReceiver,
+    AbortSender,
+    Action,
+    Admitted,
+    Handshake,
+    HandshakeAgreed,
+    Refused,
+    SendChunk,
+    SendLast,
+    SendMetadata,
+)
+from ppsim.core.agreed import Agreed, agree
 from ppsim.core.config import RankConfig
 from ppsim.core.messages import AbortReq, NewRequest
 from ppsim.core.pd_decode import DecodeRole
@@ -23,19 +35,19 @@ from ppsim.core.request import State
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.tokens import pack
 
-NOBODY: Agreed[tuple[str, ...]] = Agreed((), "test")
+NOBODY: Agreed[tuple[str, ...]] = agree((), "test")
 RESERVE = 10
 
 
 def named(*rids: str) -> Agreed[tuple[str, ...]]:
-    return Agreed(rids, "test")
+    return agree(rids, "test")
 
 
 def server(role: str, num_tokens: int, *rows: tuple[str, int, int], **changes: Any) -> Scheduler:
     """A rank's scheduler that has read requests of (rid, prompt, output) in iteration 0."""
     settings = {"num_reserved_decode_tokens": RESERVE, "max_running_requests": 8, "max_micro_batch_size": 8, **changes}
     rank = build_rank(RankConfig(0, 1, role=role, enable_radix_cache=role == "prefill", **settings))
-    rank.start(Agreed(num_tokens, "test"))
+    rank.start(agree(num_tokens, "test"))
     rank.scheduler.apply(NewRequest(rid, pack([1] * prompt), output, ignore_eos=True) for rid, prompt, output in rows)
     return rank.scheduler
 
@@ -53,7 +65,7 @@ def give_memory(scheduler: Scheduler, *rids: str, bad: tuple[str, ...] = ()) -> 
 
 def into_slot(scheduler: Scheduler, *rids: str) -> None:
     """Their KV has come with the first token, and the next visit takes them into the slot."""
-    tokens: Agreed[dict[str, int]] = Agreed(dict.fromkeys(rids, 7), "test")
+    tokens: Agreed[dict[str, int]] = agree(dict.fromkeys(rids, 7), "test")
     decode_role(scheduler).apply_transferred(named(*rids), NOBODY, tokens)
     scheduler.role.before_schedule(scheduler.slots.current(0))
 
@@ -130,7 +142,7 @@ def test_a_prompt_that_leaves_no_room_for_the_reserve_is_refused_at_its_arrival(
     """Its handshake would wait for ever: 100 tokens of pool, 10 of them for the decode of whoever is here (6.6)."""
     scheduler = server("decode", 100, ("A", prompt, 1))
     assert [r.status for r in scheduler.outbox] == (["refused"] if refused else [])
-    assert scheduler.acts == [("refused" if refused else "handshake", "A", "")]
+    assert scheduler.acts == [Refused("A", None) if refused else Handshake("A", None)]
 
 
 def test_a_handshake_is_agreed_once_however_often_it_is_concluded() -> None:
@@ -139,9 +151,9 @@ def test_a_handshake_is_agreed_once_however_often_it_is_concluded() -> None:
     scheduler.acts.clear()
     assert give_memory(scheduler, "T", "A") == ["T"]
     assert give_memory(scheduler, "A") == ["T"]
-    agreed = [act for act in scheduler.acts if act[0] == "handshake_agreed"]
-    assert agreed == [("handshake_agreed", "T", ""), ("handshake_agreed", "A", "")]
-    assert [act for act in scheduler.acts if act[0] == "send_metadata"] == [("send_metadata", "T", "")]
+    agreed = [act for act in scheduler.acts if isinstance(act, HandshakeAgreed)]
+    assert agreed == [HandshakeAgreed("T"), HandshakeAgreed("A")]
+    assert [act for act in scheduler.acts if isinstance(act, SendMetadata)] == [SendMetadata("T")]
 
 
 def test_a_transfer_ends_as_the_conclusion_says_and_gives_back_what_does_not_go_on() -> None:
@@ -153,7 +165,7 @@ def test_a_transfer_ends_as_the_conclusion_says_and_gives_back_what_does_not_go_
     assert give_memory(scheduler, *"ABCDE") == list("ABCDE")
     scheduler.apply([AbortReq("C", reason="client left")])
     scheduler.outbox.clear()
-    tokens: Agreed[dict[str, int]] = Agreed(dict.fromkeys("AD", 7), "test")
+    tokens: Agreed[dict[str, int]] = agree(dict.fromkeys("AD", 7), "test")
     role.apply_transferred(named("D", "C", "B", "A"), named("B", "C"), tokens)
     assert [(r.rid, r.status, r.reason) for r in scheduler.outbox] == [
         ("A", "token", ""),
@@ -194,7 +206,7 @@ def test_where_an_abort_finds_a_request_decides_whether_it_may_end_now() -> None
     scheduler.apply([AbortReq("", abort_all=True)])
     assert [r.rid for r in scheduler.outbox if r.status == "aborted"] == ["R", "P"]
     assert (role.put_out, role.prealloc, [r.rid for r in role.transfer]) == ([], [], ["T"])
-    assert scheduler.acts == [("abort_receiver", rid, "") for rid in ("R", "T", "P")]
+    assert scheduler.acts == [AbortReceiver(rid, None) for rid in ("R", "T", "P")]
     assert scheduler.kv.pool.free_tokens == 80
 
 
@@ -316,7 +328,7 @@ def test_a_handshake_that_failed_anywhere_fails_also_where_it_is_good_elsewhere(
     scheduler.acts.clear()
     role.apply_bootstrap(named("B", "A"), named("A"))
     assert [(r.rid, r.status) for r in scheduler.outbox] == [("A", "aborted")]
-    assert scheduler.acts == [("abort_sender", "A", ""), ("admitted", "B", "")]
+    assert scheduler.acts == [AbortSender("A", None), Admitted("B")]
     assert (scheduler.failed, scheduler.advanced, role.num_buffers) == (["A"], ["B"], role.total_buffers - 1)
 
 
@@ -329,13 +341,13 @@ def computing(*, page_size: int, chunk: int, prompt: int) -> Scheduler:
     return scheduler
 
 
-def visit(scheduler: Scheduler, iteration: int) -> list[tuple[str, str]]:
-    """One iteration of the loop of a single stage; (what, which tokens) it asks to be sent."""
+def visit(scheduler: Scheduler, iteration: int) -> list[Action]:
+    """One iteration of the loop of a single stage; what it asks to be sent."""
     scheduler.schedule(iteration)
     due = scheduler.slots.to_harvest(iteration)
     rows = len(due.launched.requests) if due.in_flight and due.launched else 0
     scheduler.absorb(iteration, (7,) * rows if rows else None)
-    sent = [(what, argument) for what, _, argument in scheduler.acts if what.startswith("send")]
+    sent = [act for act in scheduler.acts if isinstance(act, SendChunk | SendLast)]
     scheduler.acts.clear()
     return sent
 
@@ -345,9 +357,9 @@ def test_a_chunk_is_sent_when_the_next_one_is_scheduled_and_the_rest_with_the_la
     scheduler = computing(page_size=4, chunk=10, prompt=25)
     assert [visit(scheduler, i) for i in range(4)] == [
         [],
-        [("send_chunk", "0:8")],
-        [("send_chunk", "8:16")],
-        [("send_last", "16:25")],
+        [SendChunk("A", 0, 8)],
+        [SendChunk("A", 8, 16)],
+        [SendLast("A", 16, 25)],
     ]
     assert [r.rid for r in prefill_role(scheduler).inflight] == ["A"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ppsim.core import effects as fx
-from ppsim.core.agreed import Agreed, Local
+from ppsim.core.agreed import Local, agree
 from ppsim.core.config import RankConfig
 from ppsim.core.messages import AbortReq, NewRequest
 from ppsim.core.rank import Rank, build_rank
@@ -16,7 +16,7 @@ from ppsim.core.tokens import pack
 
 def rank_with(waiting_ms: int = 0, running_ms: int = 0) -> Rank:
     rank = build_rank(RankConfig(0, 1, waiting_timeout_ms=waiting_ms, running_timeout_ms=running_ms))
-    rank.start(Agreed(1000, "test"))
+    rank.start(agree(1000, "test"))
     rank.scheduler.apply([NewRequest("R", pack([1, 2]), 9)])
     return rank
 

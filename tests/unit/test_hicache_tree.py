@@ -7,10 +7,12 @@ import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from ppsim.core.actions import Copy, FetchStored, LoadBack, WriteBack, WriteThrough
 from ppsim.core.errors import PoolError
 from ppsim.core.hicache import HiRadixCache, Operation
 from ppsim.core.hooks import Hooks
 from ppsim.core.node import Match, Node
+from ppsim.core.observations import CopyKey
 from ppsim.core.pool import Pool
 from ppsim.core.tokens import pack
 from tests.interactions.naive_tiers import NaiveTiers, Tokens
@@ -40,12 +42,12 @@ class TiersAgainstSpans(RuleBasedStateMachine):
         self.in_flight: dict[str, tuple[list[int], list[Tokens]]] = {}  # write-back: read before its pages are reused
         self.locks: list[tuple[Node, Tokens]] = []
 
-    def ask(self, what: str, key: str, argument: str) -> None:
-        if what == "hicache_write_back":
+    def ask(self, action: Copy) -> None:
+        if isinstance(action, WriteBack):
             op = self.tree.writes[-1]
             node = next(n for n, _ in nodes(self.tree) if n.host_pages == op.host_pages)
-            self.in_flight[key] = (op.host_pages, [self.device[p] for p in node.pages])
-        elif what == "hicache_load":
+            self.in_flight[action.key] = (op.host_pages, [self.device[p] for p in node.pages])
+        elif isinstance(action, LoadBack):
             deepest = self.tree.loads[-1].node
             assert deepest is not None
             self.loaded = deepest
@@ -228,11 +230,9 @@ TestTiers = TiersAgainstSpans.TestCase
 TestTiers.settings = settings(max_examples=80, stateful_step_count=40, deadline=None, derandomize=True)
 
 
-def tree(host_pages: int, policy: str = "write_through", num_pages: int = 16) -> tuple[HiRadixCache, list[str]]:
-    asked: list[str] = []
-    made = HiRadixCache(
-        Pool(num_pages, 1), Hooks(), host_pages, policy, lambda what, key, text: asked.append(f"{what} {key} {text}")
-    )
+def tree(host_pages: int, policy: str = "write_through", num_pages: int = 16) -> tuple[HiRadixCache, list[Copy]]:
+    asked: list[Copy] = []
+    made = HiRadixCache(Pool(num_pages, 1), Hooks(), host_pages, policy, asked.append)
     return made, asked
 
 
@@ -246,7 +246,7 @@ def test_a_node_cannot_be_evicted_before_the_acknowledgement_of_its_write_is_con
     cache, asked = tree(host_pages=8)
     cache.owner = "R1"
     insert(cache, 1, 2, 3)
-    assert asked == ["hicache_write write:R1#1 3"]
+    assert asked == [WriteThrough(CopyKey("write", "R1", 1), 3)]
     assert cache.evict(3) == []
     cache.take_acks(1, 0)
     assert len(cache.evict(3)) == 1
@@ -276,7 +276,7 @@ def test_operations_are_named_after_the_request_they_are_for() -> None:
     fetch = cache.start_fetch("a:b#c", pack([5, 6]))
     assert fetch is not None
     assert fetch.rid == "a:b#c"
-    assert asked == ["hicache_fetch fetch:a:b#c#1 0:2"]
+    assert asked == [FetchStored(CopyKey("fetch", "a:b#c", 1), 0, 2)]
 
 
 def host_only(cache: HiRadixCache, *tokens: int) -> None:
@@ -294,7 +294,7 @@ def test_the_room_for_a_fetch_is_not_made_by_evicting_what_it_continues() -> Non
     host_only(cache, 1, 2, 3)
     fetch = cache.start_fetch("R", pack([1, 2, 3, 4, 5]))
     assert fetch is not None
-    assert asked[-1] == "hicache_fetch fetch:R#2 3:4"
+    assert asked[-1] == FetchStored(CopyKey("fetch", "R", 2), 3, 4)
     assert cache.num_host_evicted == 0
     cache.end_fetch(fetch, 4)
     assert cache.match(pack([1, 2, 3, 4, 5])).host_tokens == 4
@@ -306,7 +306,7 @@ def test_what_a_fetch_evicts_is_something_else() -> None:
     host_only(cache, 1, 2, 3)
     host_only(cache, 8, 9)
     assert cache.start_fetch("R", pack([1, 2, 3, 4, 5])) is not None
-    assert asked[-1] == "hicache_fetch fetch:R#3 3:5"
+    assert asked[-1] == FetchStored(CopyKey("fetch", "R", 3), 3, 5)
     assert (cache.match(pack([1, 2, 3])).host_tokens, cache.match(pack([8, 9])).host_tokens) == (3, 0)
 
 

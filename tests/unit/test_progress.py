@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppsim.check.progress import Standing, first_without_progress, state_lines, wait_cycle
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.core.config import RankConfig
 from ppsim.core.messages import NewRequest
 from ppsim.core.parts import build_rank
@@ -82,7 +82,7 @@ def test_a_sentence_names_rank_place_peer_and_time() -> None:
 def test_a_dump_shows_slots_queues_pool_and_decisions(role: str, queue: str) -> None:
     rank = build_rank(RankConfig(1, 2, pp_async_batch_depth=1, role=role, max_running_requests=7, page_size=4))
     assert state_lines(rank, []) == ["not started: the ranks have not agreed on the capacity"]
-    rank.start(Agreed(1024, "test"))
+    rank.start(agree(1024, "test"))
     rank.iteration = 4
     rank.scheduler.apply([NewRequest(f"R{n}", pack([5] * 8), 3) for n in range(10)])
     lines = state_lines(rank, [])
@@ -97,7 +97,7 @@ def test_a_dump_shows_slots_queues_pool_and_decisions(role: str, queue: str) -> 
 
 def test_a_dump_shows_what_runs_and_the_last_decisions() -> None:
     rank = build_rank(RankConfig(0, 2, chunked_prefill_size=4, max_micro_batch_size=1))
-    rank.start(Agreed(64, "test"))
+    rank.start(agree(64, "test"))
     rank.scheduler.apply([NewRequest("R1", pack(range(8)), 3), NewRequest("R2", pack(range(20, 26)), 3)])
     decisions = [rank.scheduler.schedule(i)[1] for i in range(2)]
     rank.iteration = 2

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ppsim.check.lockstep import Lockstep
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.core.effects import Harvest
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.hooks import Hooks
@@ -80,7 +80,7 @@ def test_kv_that_all_ranks_release_before_any_transfer_is_over_is_found() -> Non
         assert isinstance(role, PrefillRole)
         if rank.iteration == 8:
             assert [r.rid for r in role.inflight] == ["R1"]
-            role.apply_release(Agreed(("R1",), "test"), Agreed((), "test"))
+            role.apply_release(agree(("R1",), "test"), agree((), "test"))
 
     late = {"what": "transfer", "rid": "R1", "at": [20, 20]}
     changes = {"disaggregation.role": "prefill", "observations.listed": [late]}

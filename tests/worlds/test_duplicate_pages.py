@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from ppsim.core.actions import LoadBack
+from ppsim.core.observations import CopyKey
 from tests.worlds.making import MS, UNIT, passed, run
 
 SAME: dict[str, Any] = {
@@ -46,5 +48,6 @@ def test_a_load_waits_for_the_passes_that_may_still_write_to_its_pages() -> None
         tiers.r.streams.forward_free = tiers.r.now + 5 * MS
         if still_running:
             tiers.swapped()
-        tiers.act("hicache_load", f"load:R1#{still_running}", "4")
-        assert tiers.ends[f"load:R1#{still_running}"] == tiers.r.now + (5 * MS if still_running else 0)
+        key = CopyKey("load", "R1", int(still_running))
+        tiers.start(LoadBack(key, 4))
+        assert tiers.ends[key] == tiers.r.now + (5 * MS if still_running else 0)

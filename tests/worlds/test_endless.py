@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from ppsim.check import watch
+from ppsim.core.actions import Compile
 from ppsim.core.effects import AwaitLocal, Decision, Effects, Reply, act, observe, recv
 from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Lane, NewRequest, Shutdown
+from ppsim.core.observations import Clock, Compiled
 from ppsim.core.phases import ingest_inputs
 from ppsim.core.rank import Phase, Plan, Rank
 from ppsim.core.tokens import pack
@@ -149,18 +151,18 @@ def test_batches_of_which_nothing_comes_are_no_progress() -> None:
 
 def acts(rank: Rank) -> Effects[None]:
     while True:
-        yield from act("compile", "nothing")
+        yield from act(Compile("nothing", "json"))
 
 
 def looks(rank: Rank) -> Effects[None]:
     while True:
-        yield from observe("clock_ms", (), rank.iteration)
+        yield from observe(Clock(), rank.iteration)
 
 
 def waits_a_little(rank: Rank) -> Effects[None]:
     """Virtual time goes on, the iteration does not."""
     while True:
-        yield AwaitLocal("grammar", "nothing", rank.iteration)
+        yield AwaitLocal(Compiled("nothing"), rank.iteration)
 
 
 @pytest.mark.parametrize("endless", [acts, looks, waits_a_little])

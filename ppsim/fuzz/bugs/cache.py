@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import Agreed, agree
 from ppsim.core.node import Node
 from ppsim.core.policy import Policy
 from ppsim.core.prefix import RadixCache
-from ppsim.core.rank import NO_HOST_TIER, Rank
+from ppsim.core.rank import Rank
 from ppsim.plugin import planted
 
 
@@ -14,8 +14,8 @@ from ppsim.plugin import planted
 class LocalCapacity(Rank):
     """Each rank uses its own KV capacity instead of the minimum over all ranks."""
 
-    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] = NO_HOST_TIER) -> None:
-        super().start(Agreed(self.local_tokens[0], "nobody else"), host_tokens)
+    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] | None = None) -> None:
+        super().start(agree(self.local_tokens[0], "nobody else"), host_tokens)
 
 
 @planted("clock_recency", breaks="INV-26", profile="plain", source="bugs.md B06")

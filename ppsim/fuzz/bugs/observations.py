@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.core.config import RankConfig
 from ppsim.core.consensus import Rids
 from ppsim.core.effects import Effects, observe
@@ -10,6 +10,7 @@ from ppsim.core.exchange import Exchange
 from ppsim.core.leader import FAILED, READY
 from ppsim.core.loop import Loop, ballots_of
 from ppsim.core.messages import Lane, Side, Verdict
+from ppsim.core.observations import Grammars, Senders
 from ppsim.core.pd_phases import TERMINAL, poll
 from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.rank import Plan, Rank
@@ -31,11 +32,11 @@ class GrammarByOwnView(Loop):
 def own_grammars(rank: Rank) -> Effects[None]:
     queue = tuple(r.rid for r in rank.scheduler.grammar_queue)
     if queue:
-        states = (yield from observe("grammar", queue, rank.iteration)).value
+        states = (yield from observe(Grammars(queue), rank.iteration)).value
         ready, failed = (
             tuple(rid for rid, state in zip(queue, states, strict=True) if state == what) for what in (READY, FAILED)
         )
-        rank.scheduler.resolve_grammar(Agreed(ready, "nobody else"), Agreed(failed, "nobody else"))
+        rank.scheduler.resolve_grammar(agree(ready, "nobody else"), agree(failed, "nobody else"))
 
 
 @planted("release_at_own_transfer", breaks="INV-47", profile="pd", source="bugs.md B15, B85")
@@ -50,8 +51,8 @@ class ReleaseAtOwnTransfer(Loop):
 def own_releases(rank: Rank) -> Effects[None]:
     role = rank.scheduler.role
     if isinstance(role, PrefillRole):
-        good, bad = yield from poll(rank, "sender", role.inflight, TERMINAL)
-        role.apply_release(Agreed(good, "nobody else"), Agreed(bad, "nobody else"))
+        good, bad = yield from poll(rank, Senders, role.inflight, TERMINAL)
+        role.apply_release(agree(good, "nobody else"), agree(bad, "nobody else"))
 
 
 @planted("last_view_counts", breaks="INV-52", profile="pd", source="bugs.md B59")
@@ -105,7 +106,7 @@ class ReleaseWaitsForOwnPoll(Loop):
             return
         self.late += [rid for rid in verdict.good if rid not in self.late]
         queue = [request for request in role.inflight if request.rid in self.late]
-        over, _ = yield from poll(rank, "sender", queue, TERMINAL)
+        over, _ = yield from poll(rank, Senders, queue, TERMINAL)
         self.late = [request.rid for request in queue if request.rid not in over]
         told = (verdict.sender, verdict.iteration, verdict.slot, verdict.name, verdict.number)
         rank.due["release"] = Verdict(*told, over, verdict.bad)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import Agreed, agree
 from ppsim.core.effects import Effects, observe
 from ppsim.core.hicache import HiRadixCache
 from ppsim.core.loop import Loop
-from ppsim.core.rank import NO_HOST_TIER, Plan, Rank
+from ppsim.core.observations import OwnHits
+from ppsim.core.rank import Plan, Rank
 from ppsim.core.tiers import agree_tiers, exchange, finished_here, hand_down, take_in
 from ppsim.plugin import planted
 from ppsim.plugin.plans import instead
@@ -15,7 +16,7 @@ from ppsim.plugin.plans import instead
 def own_hits(rank: Rank, tiers: HiRadixCache) -> Effects[tuple[int, ...]]:
     """Of each fetch what this rank alone has seen: -1, or its own hit length."""
     keys = tuple(fetch.key for fetch in tiers.fetches)
-    return (yield from observe("own_prefetch", keys, rank.iteration)).value if keys else ()
+    return (yield from observe(OwnHits(keys), rank.iteration)).value if keys else ()
 
 
 @planted("acks_counted_locally", breaks="INV-28", profile="hicache", source="bugs.md B07")
@@ -97,5 +98,5 @@ class SilentWithoutAcks(Loop):
 class LocalHostCapacity(Rank):
     """Each rank uses its own host capacity instead of the minimum over all ranks."""
 
-    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] = NO_HOST_TIER) -> None:
-        super().start(capacity_tokens, Agreed(self.local_tokens[1], "nobody else"))
+    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] | None = None) -> None:
+        super().start(capacity_tokens, agree(self.local_tokens[1], "nobody else"))
