@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from ppsim.core import checker, phases
 from ppsim.core import pd_phases as pd
+from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects
 from ppsim.core.exchange import Exchange
@@ -42,10 +43,11 @@ def votes_of(config: RankConfig) -> tuple[str, ...]:
 class Loop:
     """The list of phases of a rank's role."""
 
-    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting) -> None:
+    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting, chain: Chain) -> None:
         self.config = config
         self.exchange = exchange
         self.voting = voting
+        self.chain = chain
 
     def plan(self) -> Plan:
         """The phases of an iteration, in order."""
@@ -79,8 +81,8 @@ class Loop:
             phases.ingest_inputs,
             phases.forward_inputs,
             phases.apply_inputs,
-            agree_grammar,
-            agree_tiers,
+            self.chain.phase(agree_grammar),
+            self.chain.phase(agree_tiers),
             *run,
             phases.send_hidden_first,
             exchange_if_shallow,
@@ -98,8 +100,8 @@ class Loop:
             phases.commit_inputs,
             phases.share_inputs,
             phases.apply_inputs,
-            agree_grammar,
-            agree_tiers,
+            self.chain.phase(agree_grammar),
+            self.chain.phase(agree_tiers),
         )
 
     def closing(self) -> Plan:
@@ -123,7 +125,7 @@ class Loop:
         voting, by_vote = self.voting, self.config.bootstrap_consensus != "store"
         return (
             *self.opening(),
-            *(() if by_vote else (pd.agree_bootstrap,)),
+            *(() if by_vote else (self.chain.phase(pd.agree_bootstrap),)),
             *self.first_passes(),
             *self.run(),
             *self.second_sends(),

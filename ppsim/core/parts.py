@@ -9,6 +9,7 @@ that holds the rule and overrides a method of it; ``Parts(cache=MyCache)`` puts 
     loop        the list of phases                                                      loop.py
     exchange    the ring of outputs                                                     exchange.py
     voting      the two passes of a vote                                                votes.py
+    chain       what the first stage decides for all                                    chain.py
     scheduler   which batch a slot runs; inputs, aborts, harvest                        scheduler.py, intake.py
     slots       the slot ring, a rank's logical clock                                   slots.py
     kv          KV between requests, tree and pool                                      kv.py
@@ -23,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 
+from ppsim.core.chain import Chain
 from ppsim.core.channels import Endpoint
 from ppsim.core.config import RankConfig
 from ppsim.core.exchange import Exchange
@@ -51,6 +53,7 @@ class Parts:
     loop: type[Loop] = Loop
     exchange: type[Exchange] = Exchange
     voting: type[Voting] = Voting
+    chain: type[Chain] = Chain
     scheduler: type[Scheduler] = Scheduler
     slots: type[SlotRing] = SlotRing
     kv: type[KVCache] = KVCache
@@ -114,7 +117,7 @@ def build_rank(config: RankConfig, parts: Parts = RIGHT, policy: Policy | None =
     """A rank that has not started yet."""
     policy = policy or Policy(config.pp_rank, config.tp_rank)
     rank = parts.rank(config, policy, parts.endpoint(config), parts.make_scheduler)
-    loop = parts.loop(rank.config, parts.exchange(), parts.voting())
+    loop = parts.loop(rank.config, parts.exchange(), parts.voting(), parts.chain())
     rank.plan, rank.at_end = loop.plan(), loop.at_end()
     return rank
 

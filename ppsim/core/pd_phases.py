@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ppsim.core.agreed import Agreed, agree
-from ppsim.core.channels import commit_all
+from ppsim.core.chain import Answer, Chain, Question
 from ppsim.core.consensus import KVPoll, Rids
 from ppsim.core.effects import Effects, observe
 from ppsim.core.errors import ProtocolError
-from ppsim.core.messages import Lane, Shutdown, Side, Verdict
+from ppsim.core.messages import Lane, Shutdown, Verdict
 from ppsim.core.observations import FirstTokens, Poll, Receivers, Senders, Statuses
 from ppsim.core.pd_decode import DecodeRole
 from ppsim.core.pd_prefill import PrefillRole
@@ -161,22 +161,17 @@ TERMINAL_VOTES = tuple(b.name for b in (RELEASE, BOOTSTRAP, RETRACT, PREALLOC, T
 """Votes about terminal states: good means "over everywhere", bad says that it failed somewhere."""
 
 
-def agree_bootstrap(rank: Rank) -> Effects[None]:
+def agree_bootstrap(rank: Rank, chain: Chain) -> Effects[None]:
     """Way 3: PP0 takes the minimum of the replicated statuses; the list goes down the chain (protocol.md 6.4)."""
     queue = prefill(rank).bootstrap
     if not queue:
         return
-    link, rids = rank.link, tuple(r.rid for r in queue)
-    leads = rank.config.is_first and link.is_leader
-    polls = (yield from observe(Statuses(rids), rank.iteration)).value if leads else ()
-    yield from commit_all(rank.side_work.setdefault(Lane.BOOTSTRAP, []))
-    if not leads:
-        src, lane = (link.prev, Lane.BOOTSTRAP) if link.is_leader else (link.leader, Lane.TP)
-        message = yield from link.receive(Side, src, lane, rank.iteration, rank.slot)
-        polls = message.counts
+    rids = tuple(r.rid for r in queue)
+    answer = yield from chain.decide(rank, STORE)
+    polls = answer.counts
     if len(polls) != len(rids):
         raise ProtocolError(
-            link.rank_id,
+            rank.link.rank_id,
             rank.iteration,
             rank.slot,
             f"{len(rids)} poll values, one for each queued request",
@@ -184,15 +179,19 @@ def agree_bootstrap(rank: Rank) -> Effects[None]:
             "the bootstrap queues of the ranks differ",
             "INV-50",
         )
-    targets = [(replica, Lane.TP) for replica in link.replicas] if link.is_leader else []
-    if link.is_leader and not rank.config.is_last:
-        targets.append((link.next, Lane.BOOTSTRAP))
-    for dst, lane in targets:
-        side = Side(link.rank_id, lane, rank.iteration, rank.slot, counts=polls)
-        rank.side_work.setdefault(Lane.BOOTSTRAP, []).append((yield from link.send(dst, side)))
+    yield from chain.hand_down(rank, STORE, answer)
     good = tuple(rid for rid, state in zip(rids, polls, strict=True) if state == KVPoll.WAITING_FOR_INPUT)
     bad = tuple(rid for rid, state in zip(rids, polls, strict=True) if state == KVPoll.FAILED)
     prefill(rank).apply_bootstrap(agree(good, "consensus store"), agree(bad, "consensus store"))
+
+
+def statuses(rank: Rank) -> Effects[Answer]:
+    """What the store says of each request of the bootstrap queue."""
+    rids = tuple(r.rid for r in prefill(rank).bootstrap)
+    return Answer(counts=(yield from observe(Statuses(rids), rank.iteration)).value)
+
+
+STORE = Question(Lane.BOOTSTRAP, statuses, leader_looks=True)
 
 
 def note_shutdown(rank: Rank) -> Effects[None]:

@@ -14,11 +14,11 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from ppsim.core.agreed import agree
-from ppsim.core.channels import commit_all
+from ppsim.core.chain import Answer, Chain, Question, least
 from ppsim.core.effects import Effects, await_local, observe
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.hicache import HiRadixCache
-from ppsim.core.messages import Lane, Side
+from ppsim.core.messages import Lane
 from ppsim.core.observations import Copied, Copies, Hits
 from ppsim.core.rank import Rank
 
@@ -26,32 +26,15 @@ Counts: TypeAlias = tuple[int, ...]
 """Finished writes, finished loads, then a hit length for each fetch."""
 
 
-def agree_tiers(rank: Rank) -> Effects[None]:
+def agree_tiers(rank: Rank, chain: Chain) -> Effects[None]:
     """Which acknowledgements and hit lengths this iteration takes in: the same on all ranks."""
     tiers = rank.scheduler.kv.tiers
     if tiers is None or not tiers.outstanding:
         return
-    counts = yield from exchange(rank, tiers)
-    yield from wait_for_own(rank, tiers, counts)
-    take_in(rank, tiers, counts)
-
-
-def exchange(rank: Rank, tiers: HiRadixCache) -> Effects[Counts]:
-    """The counts of this iteration, from the first stage down the chain."""
-    yield from commit_all(rank.side_work.setdefault(Lane.TP, []))
-    if rank.config.is_first:
-        counts = yield from _stage_counts(rank, tiers)
-    else:
-        counts = yield from _take(rank, rank.link.prev, Lane.HICACHE)
-    yield from hand_down(rank, counts)
-    return counts
-
-
-def hand_down(rank: Rank, counts: Counts) -> Effects[None]:
-    """Pass the counts of this iteration on to the next stage."""
-    if not rank.config.is_last:
-        yield from commit_all(rank.side_work.setdefault(Lane.HICACHE, []))
-        yield from _send(rank, rank.link.next, Lane.HICACHE, counts)
+    answer = yield from chain.decide(rank, TIERS)
+    yield from chain.hand_down(rank, TIERS, answer)
+    yield from wait_for_own(rank, tiers, answer.counts)
+    take_in(rank, tiers, answer.counts)
 
 
 def wait_for_own(rank: Rank, tiers: HiRadixCache, counts: Counts) -> Effects[None]:
@@ -88,28 +71,20 @@ def consecutive(done: tuple[int, ...]) -> int:
     return next((i for i, is_done in enumerate(done) if not is_done), len(done))
 
 
-def _stage_counts(rank: Rank, tiers: HiRadixCache) -> Effects[Counts]:
-    """The first stage's view: every replica counts, the leader takes the minimum and hands it out with the hits."""
-    link = rank.link
-    counts = yield from finished_here(rank, tiers)
-    if not link.is_leader:
-        yield from _send(rank, link.leader, Lane.TP, counts)
-        return (yield from _take(rank, link.leader, Lane.TP))
-    for replica in link.replicas:
-        theirs = yield from _take(rank, replica, Lane.TP)
-        counts = tuple(min(pair) for pair in zip(counts, theirs, strict=True))
+def view(rank: Rank) -> Effects[Answer]:
+    """What of the copies under way is over here."""
+    tiers = rank.scheduler.kv.tiers
+    assert tiers is not None
+    return Answer(counts=(yield from finished_here(rank, tiers)))
+
+
+def with_hits(rank: Rank, answer: Answer) -> Effects[Answer]:
+    """The leader adds the hit lengths that have been replicated to it."""
+    tiers = rank.scheduler.kv.tiers
+    assert tiers is not None
     keys = tuple(fetch.key for fetch in tiers.fetches)
-    if keys:
-        counts += (yield from observe(Hits(keys), rank.iteration)).value
-    for replica in link.replicas:
-        yield from _send(rank, replica, Lane.TP, counts)
-    return counts
+    hits = (yield from observe(Hits(keys), rank.iteration)).value if keys else ()
+    return Answer(counts=answer.counts + hits)
 
 
-def _send(rank: Rank, dst: int, lane: Lane, counts: Counts) -> Effects[None]:
-    message = Side(rank.link.rank_id, lane, rank.iteration, rank.slot, counts=counts)
-    rank.side_work.setdefault(lane, []).append((yield from rank.link.send(dst, message)))
-
-
-def _take(rank: Rank, src: int, lane: Lane) -> Effects[Counts]:
-    return (yield from rank.link.receive(Side, src, lane, rank.iteration, rank.slot)).counts
+TIERS = Question(Lane.HICACHE, view, least, with_hits)

@@ -15,6 +15,7 @@ from difflib import get_close_matches
 from functools import cache
 from typing import TypeAlias
 
+from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effect, Effects
 from ppsim.core.exchange import Exchange
@@ -84,7 +85,7 @@ def edited(phase: Phase, edit: Edit) -> Phase:
 
 def right_plan(role: str, bootstrap: str = "store") -> Plan:
     """The list of phases of a role, as it should be; ``bootstrap``: bootstrap_consensus of a prefill server."""
-    return Loop(RankConfig(0, 2, role=role, bootstrap_consensus=bootstrap), Exchange(), Voting()).plan()
+    return Loop(RankConfig(0, 2, role=role, bootstrap_consensus=bootstrap), Exchange(), Voting(), Chain()).plan()
 
 
 @cache

@@ -79,7 +79,7 @@ def counted(
 
 def counted_plan(loop: Loop, plan: Plan, name: str, fired: Counter[str]) -> Plan:
     """The phases of a changed list: one that is not the core's counts when it runs, another order counts at once."""
-    right = Loop(loop.config, loop.exchange, loop.voting).plan()
+    right = Loop(loop.config, loop.exchange, loop.voting, loop.chain).plan()
     names = [phase.__name__ for phase in plan]
     mine = [phase for phase in plan if not phase.__module__.startswith("ppsim.core.")]
     if not mine and names != [phase.__name__ for phase in right]:

@@ -8,12 +8,14 @@ import pytest
 
 from ppsim.core import effects as fx
 from ppsim.core.agreed import Local, agree
+from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.hicache import HiRadixCache
 from ppsim.core.messages import Lane, Side
 from ppsim.core.observations import Copies
-from ppsim.core.rank import Rank, build_rank
+from ppsim.core.parts import build_rank
+from ppsim.core.rank import Rank
 from ppsim.core.tiers import agree_tiers, consecutive
 from ppsim.core.tokens import pack
 
@@ -40,7 +42,7 @@ def tiers_of(rank: Rank) -> HiRadixCache:
 
 def exchanged(rank: Rank, done: tuple[int, ...], *others: tuple[int, ...]) -> list[Side]:
     """One exchange: ``done`` is what this rank sees, ``others`` the counts that come in. What it sent."""
-    loop, reply, incoming = agree_tiers(rank), None, list(others)
+    loop, reply, incoming = agree_tiers(rank, Chain()), None, list(others)
     sent: list[Side] = []
     while True:
         try:

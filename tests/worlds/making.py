@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
 from ppsim.core.exchange import Exchange
 from ppsim.core.loop import Loop
@@ -99,7 +100,7 @@ def forward_starts(recording: Recording, rank: int) -> dict[int, int]:
 def plan_for(role: str = "plain", bootstrap: str = "store") -> Plan:
     """The right list of phases of a role."""
     config = RankConfig(0, 2, role=role, bootstrap_consensus=bootstrap)
-    return Loop(config, Exchange(), Voting()).plan()
+    return Loop(config, Exchange(), Voting(), Chain()).plan()
 
 
 PLAIN = plan_for()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ppsim.core import phases
+from ppsim.core.chain import Chain
 from ppsim.core.channels import Endpoint
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects
@@ -88,8 +89,8 @@ class NoWaitForInputs(Loop):
     iteration before the first one is in it.
     """
 
-    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting) -> None:
-        super().__init__(config, exchange, voting)
+    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting, chain: Chain) -> None:
+        super().__init__(config, exchange, voting, chain)
         self.is_ahead = False
 
     def plan(self) -> Plan:
@@ -140,8 +141,8 @@ class InputsNotCommitted(Loop):
 class AbortOneIterationLate(Loop):
     """Later ranks put an abort off to the next iteration."""
 
-    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting) -> None:
-        super().__init__(config, exchange, voting)
+    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting, chain: Chain) -> None:
+        super().__init__(config, exchange, voting, chain)
         self.held: tuple[Input, ...] = ()
 
     def plan(self) -> Plan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ppsim.core.admission import PrefillAdder
 from ppsim.core.batch import Mode
+from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects, Reply, drop
 from ppsim.core.exchange import Exchange
@@ -39,8 +40,8 @@ class FreedAtFirstHarvest(Scheduler):
 class EndsTwice(Loop):
     """An aborted request whose record is kept for its transfer goes through the release of pages twice."""
 
-    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting) -> None:
-        super().__init__(config, exchange, voting)
+    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting, chain: Chain) -> None:
+        super().__init__(config, exchange, voting, chain)
         self.freed: list[str] = []
 
     def plan(self) -> Plan:

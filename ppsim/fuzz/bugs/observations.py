@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ppsim.core.agreed import agree
+from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
 from ppsim.core.consensus import Rids
 from ppsim.core.effects import Effects, observe
@@ -91,8 +92,8 @@ class ReleaseWaitsForOwnPoll(Loop):
     Nothing crashes: what was not over here is looked at again in each iteration, and given back when it is.
     """
 
-    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting) -> None:
-        super().__init__(config, exchange, voting)
+    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting, chain: Chain) -> None:
+        super().__init__(config, exchange, voting, chain)
         self.late: list[str] = []
 
     def plan(self) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
 from ppsim.core.exchange import Exchange
 from ppsim.core.kv import KVCache
@@ -80,8 +81,8 @@ class ShorterMatch(LaterRanksCache):
 class IdleResetLeftOut(Loop):
     """Later ranks find themselves idle only after every second empty round."""
 
-    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting) -> None:
-        super().__init__(config, exchange, voting)
+    def __init__(self, config: RankConfig, exchange: Exchange, voting: Voting, chain: Chain) -> None:
+        super().__init__(config, exchange, voting, chain)
         self.num_empty = 0
 
     def plan(self) -> Plan:
