@@ -1,8 +1,8 @@
 """Rank consensus checker: the first call that differs between ranks, named at the next comparison (protocol.md 8).
 
 Rule: the checker looks and never steers. With it the ranks take the same decisions in the same iterations; it has a
-lane of its own, sends one message a window the way the hidden states go, and waits for nothing that the protocol does
-not wait for anyway. Without it nothing is wrapped.
+lane of its own, sends one message a window the way the hidden states go (``comparison.py``), and waits for nothing that
+the protocol does not wait for anyway. Without it nothing is wrapped.
 
     every call of a declared method   two entries in the rank's log: called, returned (``agreed_call.py``)
     end of every N-th iteration       a rank takes MIN and MAX of the digests upstream, adds its own, passes them on
@@ -20,16 +20,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ppsim.core.agreed_call import AgreedCall, declaration, show
-from ppsim.core.digest import digest
-from ppsim.core.effects import Effects, Work, commit
-from ppsim.core.errors import CallsDiffer
-from ppsim.core.messages import Call, CallLog, Check, Lane
-
-if TYPE_CHECKING:
-    from ppsim.core.rank import Rank
+from ppsim.core.config import RankConfig
+from ppsim.core.effects import Work
+from ppsim.core.messages import Call
 
 
 class Checker:
@@ -95,65 +91,13 @@ def watched(checker: Checker, owner: object, name: str, declared: AgreedCall) ->
     return call
 
 
-def start_checker(rank: Rank) -> Checker | None:
-    """The checker of a rank whose scheduler exists; None where it is off or there is nobody to compare with."""
-    config, scheduler = rank.config, rank.scheduler
+def start_checker(config: RankConfig, owners: Iterable[object], iteration: Callable[[], int]) -> Checker | None:
+    """The checker of a rank, over the calls of ``owners``; None where it is off or there is nobody to compare with.
+
+    ``iteration``: the one in which the rank is now.
+    """
     if not config.consensus_check_interval or config.pp_size * config.tp_replicas == 1:
         return None
-    checker = Checker(config.consensus_check_interval, config.num_slots, lambda: rank.iteration)
-    watch_calls(checker, (scheduler, scheduler.role, scheduler.kv, scheduler.kv.tree, scheduler.kv.pool))
+    checker = Checker(config.consensus_check_interval, config.num_slots, iteration)
+    watch_calls(checker, owners)
     return checker
-
-
-# --- comparing -------------------------------------------------------------------------------------------------
-
-
-def compare(rank: Rank) -> Effects[None]:
-    """End of an iteration: forget what was sent long ago, and compare if a window ends here."""
-    checker = rank.checker
-    if checker is None:
-        return
-    while checker.works and checker.works[0][0] <= rank.iteration:
-        yield from commit(checker.works.popleft()[1])
-    if (rank.iteration + 1) % checker.interval == 0:
-        yield from _pass_on(rank, checker)
-
-
-def conclude(rank: Rank) -> Effects[None]:
-    """End of the run: compare the rest, and leave no send behind."""
-    checker = rank.checker
-    if checker is None:
-        return
-    yield from _pass_on(rank, checker)
-    while checker.works:
-        yield from commit(checker.works.popleft()[1])
-
-
-def _pass_on(rank: Rank, checker: Checker) -> Effects[None]:
-    """MIN and MAX of the digests of all ranks upstream and of this one."""
-    link, config = rank.link, rank.config
-    me = link.rank_id
-    calls = checker.close()
-    mine = digest(calls)
-    lowest = highest = mine
-    logs: tuple[CallLog, ...] = (CallLog((me,), mine, calls),)
-    if me > 0:
-        upstream = link.leader if config.is_first else link.prev
-        message = yield from link.receive(Check, upstream, Lane.CHECK, rank.iteration, rank.slot)
-        lowest, highest = min(message.lowest, mine), max(message.highest, mine)
-        logs = merged(message.logs, logs[0])
-    downstream = () if config.is_last else (link.next,)
-    for dst in downstream + (link.replicas if me == 0 else ()):
-        check = Check(me, rank.iteration, rank.slot, lowest, highest, logs)
-        work = yield from link.send(dst, check)
-        checker.works.append((rank.iteration + config.pp_size, work))
-    if config.is_last and lowest != highest:
-        raise CallsDiffer(me, rank.iteration, rank.slot, logs)
-
-
-def merged(logs: tuple[CallLog, ...], mine: CallLog) -> tuple[CallLog, ...]:
-    """One log for each distinct digest, in the order of the ranks that brought it."""
-    for place, log in enumerate(logs):
-        if log.digest == mine.digest:
-            return (*logs[:place], log._replace(ranks=log.ranks + mine.ranks), *logs[place + 1 :])
-    return (*logs, mine)

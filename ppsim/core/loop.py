@@ -15,7 +15,7 @@ With depth the exchange stands before the launch; the loops of disaggregation pa
 
 from __future__ import annotations
 
-from ppsim.core import checker, phases
+from ppsim.core import comparison, phases
 from ppsim.core import pd_phases as pd
 from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
@@ -61,7 +61,7 @@ class Loop:
         def pass_on_the_rest(rank: Rank) -> Effects[None]:
             yield from self.voting.pass_on_the_rest(rank, ballots_of(self.config))
 
-        return pass_on_the_rest, checker.conclude, phases.finish
+        return pass_on_the_rest, comparison.conclude, phases.finish
 
     def run(self) -> Plan:
         """From the decision to the exchange, the same in every role."""
@@ -168,7 +168,7 @@ def event_loop_pp(rank: Rank) -> Effects[None]:
                     yield from last(rank)
                 return
         if rank.checker is not None:
-            yield from checker.compare(rank)
+            yield from comparison.compare(rank)
         rank.iteration += 1
 
 

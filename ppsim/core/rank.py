@@ -79,7 +79,9 @@ class Rank:
         num_host_tokens = 0 if host_tokens is None else host_tokens.value
         self.started = self.make_scheduler(self.config, capacity_tokens.value, num_host_tokens, self.policy)
         self.started.refusals_left = dict(self.refusals)
-        self.checker = start_checker(self)
+        s = self.started
+        owners = (s, s.role, s.kv, s.kv.tree, s.kv.pool)
+        self.checker = start_checker(self.config, owners, lambda: self.iteration)
 
     @property
     def slot(self) -> int:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from ppsim.check.calls import after_a_crash, first_difference
 from ppsim.check.calls import named as violation_of
 from ppsim.core.agreed import agree
-from ppsim.core.checker import compare, conclude
+from ppsim.core.comparison import compare, conclude
 from ppsim.core.config import RankConfig
 from ppsim.core.digest import digest
 from ppsim.core.effects import Commit, Recv, Send
