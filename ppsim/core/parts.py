@@ -107,7 +107,10 @@ def stand_in(right: type, given: tuple[type, ...]) -> type:
         return right
     if not any(issubclass(part, right) for part in bases):
         bases.append(right)
-    return bases[0] if len(bases) == 1 else type("And".join(part.__name__ for part in bases), tuple(bases), {})
+    if len(bases) == 1:
+        return bases[0]
+    own = {"__module__": bases[0].__module__}  # it is no class of the core, although it is made here
+    return type("And".join(part.__name__ for part in bases), tuple(bases), own)
 
 
 def build_rank(config: RankConfig, parts: Parts = RIGHT, policy: Policy | None = None) -> Rank:
