@@ -21,7 +21,7 @@ from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from ppsim.core.hooks import Hooks
+from ppsim.core.parts import UNCHANGED
 from ppsim.fuzz.campaign import TWICE_EVERY
 from ppsim.fuzz.experiment import Experiment, digest_of, run_experiment
 from ppsim.fuzz.generate import from_the_seed_alone, strategy
@@ -75,7 +75,7 @@ def simulation(experiment: Experiment, run: dict[str, bool]) -> Callable[[], Any
     raw["run"] |= run
     scenario = validate(raw)
     return lambda: simulate(
-        scenario, change=Hooks, choices=RecordingChoices(experiment.chooser.choices(experiment.tape))
+        scenario, change=UNCHANGED, choices=RecordingChoices(experiment.chooser.choices(experiment.tape))
     )
 
 

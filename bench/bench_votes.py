@@ -16,11 +16,12 @@ from typing import Any
 from unittest.mock import patch
 
 from ppsim.core.effects import Effects
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import PLAIN, Plan, event_loop_pp
-from ppsim.core.phases import apply_inputs, finish
-from ppsim.core.rank import Rank
+from ppsim.core.loop import Loop, event_loop_pp
+from ppsim.core.parts import UNCHANGED, Change, Parts
+from ppsim.core.phases import finish
+from ppsim.core.rank import Plan, Rank
 from ppsim.core.start import agree_on_start
+from ppsim.plugin.plans import behind
 from ppsim.recording import PASS, Recording
 from ppsim.recording.shares import SHARES, admissions, ttft_shares
 from ppsim.recording.summary import request_lives, summarize
@@ -40,11 +41,11 @@ UNIT: dict[str, Any] = {
 }
 
 
-def simulated(keys: dict[str, Any], hooks: type[Hooks] = Hooks, *, must_pass: bool = True) -> SimulationResult:
+def simulated(keys: dict[str, Any], change: Change = UNCHANGED, *, must_pass: bool = True) -> SimulationResult:
     raw: dict[str, Any] = {}
     for key, value in {**UNIT, **keys}.items():
         put(raw, key, value)
-    result = simulate(validate(raw), change=hooks)
+    result = simulate(validate(raw), change=change)
     assert result.verdict.kind == "pass" or not must_pass, result.verdict.message
     return result
 
@@ -203,7 +204,7 @@ def abort_table() -> list[str]:
     for role in ("plain", "prefill", "decode"):
         for iteration in range(1, 28):
             for rid in "AC":
-                result = simulated(aborted(role, rid, iteration), Watch)
+                result = simulated(aborted(role, rid, iteration), Change(Parts(loop=Watch)))
                 ended = [h.iteration for h in result.recording.harvests[0] if rid in h.finished]
                 if Watch.found:
                     found.setdefault((role, Watch.found), set()).add(ended[0] - iteration)
@@ -224,20 +225,19 @@ def aborted(role: str, rid: str, iteration: int) -> dict[str, Any]:
     }
 
 
-class Watch(Hooks):
+class Watch(Loop):
     """Notes in which situation the abort finds its request, on the first rank."""
 
     found = ""
 
-    def plan(self, steps: Plan) -> Plan:
-        Watch.found = "" if self.pp_rank == 0 else Watch.found
+    def plan(self) -> Plan:
+        Watch.found = "" if self.config.pp_rank == 0 else Watch.found
 
         def note(rank: Rank) -> Effects[None]:
             yield from ()
             Watch.found = next((what[6:] for what in rank.scheduler.noted if what.startswith("abort ")), Watch.found)
 
-        place = steps.index(apply_inputs) + 1
-        return steps if self.pp_rank else (*steps[:place], note, *steps[place:])
+        return super().plan() if self.config.pp_rank else behind(super().plan(), "apply_inputs", note)
 
 
 # --- cache tiers -------------------------------------------------------------------------------------------------
@@ -346,7 +346,7 @@ def loop_without_checker(rank: Rank) -> Effects[None]:
     """``event_loop_pp`` of a plain role without its two lines for the checker."""
     yield from agree_on_start(rank)
     while True:
-        for phase in PLAIN:
+        for phase in rank.plan:
             yield from phase(rank)
             if rank.stopped:
                 yield from finish(rank)

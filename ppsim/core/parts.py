@@ -105,12 +105,14 @@ def parts_with(changed: Iterable[type]) -> Parts:
 
 def stand_in(right: type, given: tuple[type, ...]) -> type:
     """One class that serves as ``right`` and has the methods of all that are meant for its place."""
-    bases = [part for part in given if issubclass(right, place_of(part) or object)]
+    bases = [part for part in given if issubclass(right, place_of(part) or object) and part not in right.__mro__]
     if not bases:
         return right
-    if not any(issubclass(part, right) for part in bases):
-        bases.append(right)
-    return bases[0] if len(bases) == 1 else type("And".join(part.__name__ for part in bases), tuple(bases), {})
+    if len(bases) == 1 and issubclass(bases[0], right):
+        return bases[0]
+    bases.append(right)  # behind all of them: also behind a change of what it subclasses itself
+    own = {"__module__": bases[0].__module__}  # it is no class of the core, although it is made here
+    return type("And".join(part.__name__ for part in bases), tuple(bases), own)
 
 
 def build_rank(config: RankConfig, parts: Parts = RIGHT, policy: Policy | None = None) -> Rank:

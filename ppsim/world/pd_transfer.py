@@ -248,7 +248,7 @@ class Transfers:
 
     def _sender_is_quiet(self, at_ns: int, sender: Sender, what: str = "failed") -> None:
         """If nothing is under way any more: failed, and the receiver may take its pages back."""
-        if sender.num_under_way and self.surroundings.transfer_drains(sender.room, sender.rank):
+        if sender.num_under_way and self._drains(sender):
             return
         if sender.status is not None and not self._change(PREFILL, sender, KVPoll.FAILED, at_ns):
             return
@@ -328,12 +328,14 @@ class Transfers:
     def _receiver_may_end(self, at_ns: int, receiver: Receiver) -> None:
         """An end for the ranks to see: all senders have ended, or gave no pages to anybody."""
         all_ended = len(receiver.ended) == len(self.peers.senders_of(receiver.rank))
-        drains = self.surroundings.transfer_drains(receiver.room, receiver.rank)
-        if receiver.gave_up and (all_ended or not receiver.gave_pages or not drains):
+        if receiver.gave_up and (all_ended or not receiver.gave_pages or not self._drains(receiver)):
             if receiver.status is not None:
                 self._change(DECODE, receiver, KVPoll.FAILED, at_ns)
         elif all_ended:
             self._change(DECODE, receiver, KVPoll.SUCCESS, at_ns)
+
+    def _drains(self, end: Sender | Receiver) -> bool:
+        return self.surroundings.transfer_drains(end.room, end.rank)
 
     def _lease_ends(self, at_ns: int, receiver: Receiver) -> None:
         """No word for too long: a sender that lives would have stopped by now."""

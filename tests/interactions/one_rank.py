@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ppsim.core.effects import Decision, Harvest, Reply
-from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Input
-from ppsim.core.scheduler import Scheduler
+from ppsim.core.parts import UNCHANGED, Change
 from ppsim.core.slots import LaunchedBatch
 from tests.interactions.experiment import Experiment, sampled
 
@@ -28,12 +27,13 @@ class OneRank:
     """``tokens`` are the sampled tokens of each launched batch, by its iteration."""
 
     experiment: Experiment
-    hooks: Hooks = field(default_factory=Hooks)
+    change: Change = UNCHANGED
     replies: list[Reply] = field(default_factory=list)
     tokens: dict[int, tuple[int, ...] | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.experiment.config, self.experiment.capacity_tokens, self.hooks)
+        config, capacity, change = self.experiment.config, self.experiment.capacity_tokens, self.change
+        self.scheduler = change.parts.make_scheduler(config, capacity, 0, change.policy())
         self.iteration = 0
         self.sweep_had_batch = False
 

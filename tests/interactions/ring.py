@@ -18,11 +18,10 @@ from ppsim.core import effects as fx
 from ppsim.core.agreed import Local
 from ppsim.core.batch import Piece
 from ppsim.core.config import RankConfig
-from ppsim.core.hooks import Hooks
 from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Input, Lane, Message, NewRequest, Shutdown
 from ppsim.core.observations import Capacity
-from ppsim.core.parts import build_rank
+from ppsim.core.parts import UNCHANGED, Change
 from ppsim.core.tokens import unpack
 from tests.interactions.experiment import ALPHABET
 
@@ -77,8 +76,8 @@ class Stuck(Exception):
 class Node:
     """A rank, the effect it stands at, and its memory."""
 
-    def __init__(self, config: RankConfig, capacity: int, hooks: Hooks) -> None:
-        self.rank = build_rank(config, hooks)
+    def __init__(self, config: RankConfig, capacity: int, change: Change) -> None:
+        self.rank = change.rank(config)
         self.rank_id = config.rank_id
         self.capacity = capacity
         self.loop = event_loop_pp(self.rank)
@@ -107,7 +106,7 @@ class Ring:
     capacities: tuple[int, ...] = (10_000,)
     commits_wait: bool = True
     stays_open: bool = False  # an idle first rank reads empty lists instead of Shutdown
-    hooks: Callable[[int, int], Hooks] = Hooks
+    change: Change = UNCHANGED
     tamper: Callable[[int, int, Message], list[Message]] | None = None
     watch: Callable[[Ring, Node, fx.Effect], None] | None = None
     queues: dict[Address, deque[tuple[int, Message]]] = field(default_factory=dict)
@@ -122,7 +121,7 @@ class Ring:
     def __post_init__(self) -> None:
         c = self.config
         self.nodes = [
-            Node(replace(c, pp_rank=p, tp_rank=t), self.capacities[p % len(self.capacities)], self.hooks(p, t))
+            Node(replace(c, pp_rank=p, tp_rank=t), self.capacities[p % len(self.capacities)], self.change)
             for p in range(c.pp_size)
             for t in range(c.tp_replicas)
         ]

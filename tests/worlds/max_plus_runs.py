@@ -12,16 +12,15 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from ppsim.core import phases
 from ppsim.core.effects import Decision, Effects
-from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Loop
 from ppsim.core.rank import Phase, Plan, Rank
 from ppsim.recording import Recording
 from ppsim.scenario.layers import hidden_bytes_per_token
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Links, Scenario
 from ppsim.world import SimulationResult, simulate
-from tests.worlds.making import scenario
+from tests.worlds.making import changed, scenario
 from tests.worlds.max_plus import Batch, Pipeline, Times, solve
 from tests.worlds.max_plus_equations import Name
 
@@ -39,15 +38,15 @@ CHOICES: dict[str, tuple[str, ...]] = {
 }
 """Keys of ``links`` for what the protocol's text leaves open, default first; drawn where the scenario has them."""
 
-PLACES: dict[Phase, str] = {
-    phases.ingest_inputs: "[requests taken]",
-    phases.forward_inputs: "[requests passed on]",
-    phases.schedule: "scheduled",
-    phases.receive_hidden: "[hidden taken]",
-    phases.commit_hidden: "[hidden committed]",
-    phases.exchange_if_shallow: "[exchanged]",
-    phases.harvest: "[harvested]",
-    phases.send_hidden_late: "done",
+PLACES: dict[str, str] = {
+    "ingest_inputs": "[requests taken]",
+    "forward_inputs": "[requests passed on]",
+    "schedule": "scheduled",
+    "receive_hidden": "[hidden taken]",
+    "commit_hidden": "[hidden committed]",
+    "exchange_if_shallow": "[exchanged]",
+    "harvest": "[harvested]",
+    "send_hidden_late": "done",
 }
 """Behind which step of the rank's loop its host is where in the model."""
 
@@ -56,24 +55,22 @@ COMPARED = frozenset((*PLACES.values(), "iteration", "forward", "forward end"))
 HostTimes = dict[Name, int]
 
 
-class Clocked(Hooks):
-    """Hooks of a rank that notes its own clock behind each step. ``seen`` is shared by the ranks of a run."""
+class Clocked(Loop):
+    """The loop of a rank that notes its own clock behind each step. ``seen`` is shared by the ranks of a run."""
 
-    def __init__(self, pp_rank: int, tp_rank: int, seen: HostTimes) -> None:
-        super().__init__(pp_rank, tp_rank)
-        self.seen = seen
+    seen: HostTimes
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
         noted: list[Phase] = [self._note("iteration")]
-        for step in steps:
+        for step in super().plan():
             noted.append(step)
-            if step in PLACES:
-                noted.append(self._note(PLACES[step]))
+            if step.__name__ in PLACES:
+                noted.append(self._note(PLACES[step.__name__]))
         return tuple(noted)
 
     def _note(self, place: str) -> Phase:
         def note(rank: Rank) -> Effects[None]:
-            self.seen[self.pp_rank, rank.iteration, place] = self.wall_clock_ns()
+            self.seen[self.config.pp_rank, rank.iteration, place] = rank.policy.wall_clock_ns()
             yield from ()
 
         return note
@@ -81,8 +78,12 @@ class Clocked(Hooks):
 
 def clocked(made: Scenario) -> tuple[SimulationResult, HostTimes]:
     """A run, and where each rank's host was behind each step."""
-    seen: HostTimes = {}
-    return simulate(made, change=lambda pp_rank, tp_rank: Clocked(pp_rank, tp_rank, seen)), seen
+    seen_here: HostTimes = {}
+
+    class Mine(Clocked):
+        seen = seen_here
+
+    return simulate(made, change=changed(Mine)), seen_here
 
 
 # --- what the model is told ----------------------------------------------------------------------------------

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ppsim.core.hooks import Hooks
 from ppsim.recording import Recording
 from ppsim.recording.writer import lines
 from ppsim.world import SimulationResult
-from ppsim.world.choices import SeededChoices
 from ppsim.world.pd_rank import PipelineRank
 from ppsim.world.pd_rooms import Write
-from ppsim.world.pd_simulate import simulate_pair
-from ppsim.world.pd_transfer import TransferRules, Transfers
-from tests.worlds.making import UNIT, run, scenario
+from ppsim.world.pd_transfer import Transfers
+from tests.worlds.making import UNIT, run
 
 MS = 1_000_000
 US = 1000
@@ -41,12 +38,6 @@ def passed_pair(changes: Mapping[str, Any] | None = None, **options: Any) -> Sim
     result = pair(changes, **options)
     assert result.verdict.kind == "pass", result.verdict.message
     return result
-
-
-def with_rules(changes: Mapping[str, Any], rules: TransferRules, hooks: type[Hooks] = Hooks) -> SimulationResult:
-    """A run under other rules of transfer: a planted bug of the world."""
-    made = scenario(changes, PAIR)
-    return simulate_pair(made, None, SeededChoices(made.seed), hooks, rules=rules)
 
 
 def at(ms: float, prompt: int = 4, output: int = 1, rid: str = "R1", **more: Any) -> dict[str, Any]:

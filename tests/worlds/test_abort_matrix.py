@@ -14,17 +14,17 @@ from typing import Any
 
 import pytest
 
-from ppsim.core import phases
 from ppsim.core.effects import Effects, Reply, reply
-from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Loop
 from ppsim.core.messages import AbortReq
-from ppsim.core.rank import Phase, Rank
+from ppsim.core.rank import Plan, Rank
 from ppsim.core.request import Request, State
 from ppsim.core.scheduler import Scheduler
+from ppsim.plugin.plans import before, behind
 from ppsim.recording import Recording
 from ppsim.world import SimulationResult
 from ppsim.world.setting import Setting
-from tests.worlds.making import UNIT, launches, run, tokens_of
+from tests.worlds.making import UNIT, changed, launches, run, tokens_of
 from tests.worlds.pd_making import PAIR, at, ends
 
 SHAPES = [(pp_size, depth) for pp_size in (2, 4) for depth in (0, 1, 2)]
@@ -63,13 +63,13 @@ def as_noted(what: str) -> str:
     return words.partition(" of ")[0]
 
 
-class Spy(Hooks):
+class Spy(Loop):
     """Looks at every live request right before inputs are applied, on the first rank, and at whom aborts will find."""
 
     seen: Seen = {}
     found: Found = []
 
-    def plan(self, steps: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    def plan(self) -> Plan:
         def look(rank: Rank) -> Effects[None]:
             yield from ()
             scheduler, role = rank.scheduler, rank.config.role
@@ -80,13 +80,12 @@ class Spy(Hooks):
                 if request.rid in aborted:
                     Spy.found.append((role, request.rid, rank.iteration, what))
 
-        place = steps.index(phases.apply_inputs)
-        return steps if self.pp_rank else (*steps[:place], look, *steps[place:])
+        return super().plan() if self.config.pp_rank else before(super().plan(), "apply_inputs", look)
 
 
 def spied(changes: dict[str, Any], base: dict[str, Any]) -> tuple[SimulationResult, Seen, Found]:
     Spy.seen, Spy.found = {}, []
-    result = run(changes, base, change=Spy)
+    result = run(changes, base, change=changed(Spy))
     assert result.verdict.kind == "pass", result.verdict.message
     return result, Spy.seen, Spy.found
 
@@ -251,22 +250,21 @@ def test_an_abort_that_is_read_with_its_request_ends_it_before_anything_is_done(
     assert not any(rid == "D" for d in result.recording.decisions[0] for rid, _, _ in d.pieces)
 
 
-class EverybodyAnswers(Hooks):
+class EverybodyAnswers(Loop):
     """Planted: a later rank that finds an abort answers the client as well."""
 
-    def plan(self, steps: tuple[Phase, ...]) -> tuple[Phase, ...]:
+    def plan(self) -> Plan:
         def answer(rank: Rank) -> Effects[None]:
-            for rid, reason in rank.scheduler.aborted if self.pp_rank else ():
+            for rid, reason in rank.scheduler.aborted if self.config.pp_rank else ():
                 yield from reply(Reply(rid, "aborted", reason=reason))
 
-        place = steps.index(phases.apply_inputs) + 1
-        return (*steps[:place], answer, *steps[place:])
+        return behind(super().plan(), "apply_inputs", answer)
 
 
 @pytest.mark.parametrize("role", EXPECTED)
 def test_a_reply_of_a_later_rank_is_named(role: str) -> None:
     shape = {**shape_of(4, 0, role), "workload.aborts": [{"rid": "A", "at_iteration": 3}]}
-    verdict = run(shape, TIGHT, change=EverybodyAnswers).verdict
+    verdict = run(shape, TIGHT, change=changed(EverybodyAnswers)).verdict
     assert (verdict.kind, verdict.invariant, verdict.rid) == ("fail", "INV-61", "A")
     assert verdict.rank == 1
     assert "only the first rank has clients" in verdict.message

@@ -15,45 +15,46 @@ from ppsim.check.lockstep import Lockstep
 from ppsim.core.agreed import agree
 from ppsim.core.effects import Harvest
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Loop
 from ppsim.core.messages import AbortReq, NewRequest, Shutdown
 from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.slots import Slot
+from ppsim.core.slots import Slot, SlotRing
 from ppsim.core.tokens import pack
-from ppsim.planted.plans import before, behind, does, replaced
 from ppsim.plugin import load
+from ppsim.plugin.plans import before, behind, does
 from ppsim.recording import Verdict
 from ppsim.world.simulate import Given
-from tests.worlds.making import requests, run
+from tests.worlds.making import changed, requests, run
 
 WATCHED = {"run.invariants": True, "run.max_iterations": 200}
 
 
 def with_fault(where: str, fault: Callable[[Rank], None], changes: dict[str, Any], *, late: bool = False) -> Verdict:
     """The verdict of a run in which all ranks do this before (or behind) one of their phases."""
+
+    class Faulty(Loop):
+        def plan(self) -> Plan:
+            return (behind if late else before)(super().plan(), where, does(fault))
+
+    return with_part(Faulty, changes)
+
+
+def with_part(part: type, changes: dict[str, Any]) -> Verdict:
+    """The verdict of a run in which all ranks have this part; with the right one it passes."""
     assert run({**WATCHED, **changes}).verdict.kind == "pass"
-
-    class Faulty(Hooks):
-        def plan(self, steps: Plan) -> Plan:
-            return (behind if late else before)(steps, where, does(fault))
-
-    return run({**WATCHED, **changes}, change=Faulty).verdict
+    return run({**WATCHED, **changes}, change=changed(part)).verdict
 
 
 def test_a_batch_that_all_ranks_harvest_an_iteration_early_is_found() -> None:
     """b + L - 2 on every rank: outputs, tokens and replies fit together, only the iteration is wrong (invariant 5)."""
 
-    def early(rank: Rank) -> None:
-        if rank.iteration == 0:
-
-            def two_ahead(old: Callable[[int], Slot], iteration: int) -> Slot:
-                return old(iteration + 1)
-
-            replaced(rank.scheduler.slots, "to_harvest", two_ahead)
+    class Early(SlotRing):
+        def to_harvest(self, iteration: int) -> Slot:
+            return super().to_harvest(iteration + 1)
 
     changes = {"cluster.pp_size": 4, "workload.requests": requests(4, output=3)}
-    verdict = with_fault("apply_inputs", early, changes)
+    verdict = with_part(Early, changes)
     assert (verdict.kind, verdict.invariant) == ("fail", "INV-05")
     assert "the batch of iteration 0 is harvested, that of -1 was due" in verdict.message
 

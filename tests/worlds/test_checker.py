@@ -6,29 +6,34 @@ that only what the ranks tell each other can be found.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from ppsim.core import phases
+from ppsim.core.agreed import Agreed
 from ppsim.core.effects import Decision, Effects
-from ppsim.core.hooks import Hooks
-from ppsim.core.rank import Phase, Plan, Rank
+from ppsim.core.loop import Loop
+from ppsim.core.prefix import RadixCache
+from ppsim.core.rank import NO_HOST_TIER, Phase, Plan, Rank
 from ppsim.recording import Recording, Verdict
-from tests.worlds.making import UNIT, passed, requests, run
+from tests.worlds.making import UNIT, changed, passed, requests, run
 
 BLIND = {**UNIT, "run.check": False}
 
 
-class Planted(Hooks):
+class Planted(Loop):
     """Runs ``fault`` once, on one rank, at the start of one iteration; tests make subclasses of it."""
 
     rank = 1
     iteration = 100
 
-    def plan(self, steps: Plan) -> Plan:
-        return (self.strike, *steps) if self.pp_rank == self.rank else steps
+    def plan(self) -> Plan:
+        return (self.strike, *super().plan()) if self.is_faulty else super().plan()
+
+    @property
+    def is_faulty(self) -> bool:
+        return self.config.pp_rank == self.rank
 
     def strike(self, rank: Rank) -> Effects[None]:
         if rank.iteration == self.iteration:
@@ -39,8 +44,10 @@ class Planted(Hooks):
         raise NotImplementedError
 
 
-def checked(changes: dict[str, Any], hooks: Callable[[int, int], Hooks], interval: int, base: Any = BLIND) -> Verdict:
-    return run({**changes, "run.consensus_check_interval": interval}, base, change=hooks).verdict
+def checked(changes: dict[str, Any], part: type | None, interval: int, base: Any = BLIND) -> Verdict:
+    """The verdict with the checker on, of ranks with this part; None: of right ones."""
+    change = changed(part) if part is not None else changed()
+    return run({**changes, "run.consensus_check_interval": interval}, base, change=change).verdict
 
 
 def first_visible_difference(recording: Recording) -> int:
@@ -73,7 +80,7 @@ class LosesAPage(Planted):
 
 
 def test_without_the_checker_a_lost_page_shows_eighty_iterations_later_in_an_innocent_request() -> None:
-    result = run(FILLING, BLIND, change=LosesAPage)
+    result = run(FILLING, BLIND, change=changed(LosesAPage))
     assert (result.verdict.kind, result.verdict.exit_code) == ("fail", 1)
     assert 175 <= first_visible_difference(result.recording) <= 185
     assert result.verdict.iteration is not None
@@ -119,7 +126,7 @@ def test_the_operation_that_lost_the_page_is_named() -> None:
     assert (verdict.rank, verdict.iteration, verdict.invariant) == (1, 100, "INV-23")
     assert "Pool.release differs between ranks: rank 0 called(len(pages)=59)" in verdict.message
     assert "rank 1 called(len(pages)=58)" in verdict.message
-    without = run(changes, BLIND, change=ReleasesOneTooFew).verdict
+    without = run(changes, BLIND, change=changed(ReleasesOneTooFew)).verdict
     assert without.message.startswith("INV-23 at rank 1")  # at the end of the run, when the pool is counted
     assert without.iteration != 100
 
@@ -135,9 +142,15 @@ def test_the_rank_that_is_alone_is_named_even_if_it_is_the_first() -> None:
     assert "ranks 1, 2, 3 called(" in verdict.message
 
 
-def loses_a_page(rank_id: int) -> Callable[[int, int], Hooks]:
+def loses_a_page(rank_id: int) -> type[Planted]:
     """The fault on one rank of two stages with two replicas each."""
-    return lambda pp_rank, tp_rank: (LosesAPage if 2 * pp_rank + tp_rank == rank_id else Hooks)(1, tp_rank)
+
+    class OnOneRank(LosesAPage):
+        @property
+        def is_faulty(self) -> bool:
+            return 2 * self.config.pp_rank + self.config.tp_rank == rank_id
+
+    return OnOneRank
 
 
 @pytest.mark.parametrize("faulty", [0, 1, 2, 3])
@@ -148,17 +161,17 @@ def test_every_replica_of_every_stage_is_compared(faulty: int) -> None:
     assert f"rank {faulty} called(" in verdict.message
     if faulty:  # rank 0 alone against one other rank: both are shown, and nobody can tell
         assert verdict.rank == faulty
-    assert checked(changes, Hooks, 10).kind == "pass"
+    assert checked(changes, None, 10).kind == "pass"
 
 
 # --- other causes ----------------------------------------------------------------------------------------------
 
 
-class LocalClock(Hooks):
+class LocalClock(RadixCache):
     """Recency from a clock of its own: the two touched last come out in the other order on rank 1 (bugs.md B06)."""
 
-    def access_stamp(self, clock: int) -> int:
-        return clock if self.pp_rank == 0 else -clock
+    def stamp(self) -> int:
+        return self.clock if self.policy.pp_rank == 0 else -self.clock
 
 
 # R1 and R2 stay cached (99 whole tokens each, of 300); R3 needs more than is free, so one of them must go.
@@ -175,17 +188,19 @@ CROWDED = {
 
 
 def test_another_victim_is_named_although_all_sizes_are_equal() -> None:
-    assert run(CROWDED, change=LocalClock).verdict.kind == "pass"  # the lockstep check compares sizes: nothing to see
+    assert (
+        run(CROWDED, change=changed(LocalClock)).verdict.kind == "pass"
+    )  # the lockstep check compares sizes: nothing to see
     verdict = checked(CROWDED, LocalClock, 64)
     assert (verdict.invariant, verdict.rank, verdict.iteration) == ("INV-26", 1, 20)
     assert "RadixCache.evict differs between ranks: rank 0 returned(result=[" in verdict.message
 
 
-class OwnCapacity(Hooks):
+class OwnCapacity(Rank):
     """No minimum over the ranks (bugs.md B04)."""
 
-    def capacity(self, agreed_tokens: int, local_tokens: int) -> int:
-        return local_tokens
+    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] = NO_HOST_TIER) -> None:
+        super().start(Agreed(self.local_tokens[0], "nobody else"), host_tokens)
 
 
 def test_pools_of_different_size_are_named_at_the_first_allocation_long_before_a_cache_hit_differs() -> None:
@@ -198,7 +213,7 @@ def test_pools_of_different_size_are_named_at_the_first_allocation_long_before_a
             {"rid": "R3", "at_iteration": 10, "prompt": 600, "output": 1, "prefix_blocks": [1, 2], "ignore_eos": True},
         ],
     }
-    blind = run(scenario, BLIND, change=OwnCapacity)
+    blind = run(scenario, BLIND, change=changed(OwnCapacity))
     assert first_visible_difference(blind.recording) == 10
     verdict = checked(scenario, OwnCapacity, 4)
     assert (verdict.invariant, verdict.rank, verdict.iteration) == ("INV-23", 1, 0)
@@ -213,12 +228,12 @@ class LooksTwice(Planted):
         rank.scheduler.kv.tree.match(b"\0\0\0\0" * 8)
 
 
-def leaves_out(phase: Phase) -> type[Hooks]:
+def leaves_out(phase: Phase) -> type[Loop]:
     """Rank 1 never runs this phase."""
 
-    class LeavesOut(Hooks):
-        def plan(self, steps: Plan) -> Plan:
-            return tuple(step for step in steps if self.pp_rank != 1 or step is not phase)
+    class LeavesOut(Loop):
+        def plan(self) -> Plan:
+            return tuple(step for step in super().plan() if self.config.pp_rank != 1 or step is not phase)
 
     return LeavesOut
 
@@ -246,7 +261,7 @@ class PutsOneLast(Planted):
 def test_a_crash_before_the_next_comparison_is_traced_back_to_the_call() -> None:
     lengths = [{"rid": f"R{n}", "at_iteration": 0, "prompt": 5 + n, "output": 20, "ignore_eos": True} for n in range(9)]
     changes = {"scheduler.pp_max_micro_batch_size": 2, "workload.requests": lengths}
-    crash = run(changes, BLIND, change=PutsOneLast).verdict
+    crash = run(changes, BLIND, change=changed(PutsOneLast)).verdict
     assert crash.kind == "fail"
     verdict = checked(changes, PutsOneLast, 1000)
     assert verdict.rank == 1

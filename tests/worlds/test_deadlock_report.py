@@ -14,14 +14,14 @@ import pytest
 from ppsim.core import phases
 from ppsim.core.channels import Endpoint
 from ppsim.core.effects import Effects, recv
-from ppsim.core.loop import PLAIN, Phase, Plan, event_loop_pp
+from ppsim.core.loop import Phase, Plan, event_loop_pp
 from ppsim.core.messages import Hidden, Kind, Lane, Message, Output
 from ppsim.core.rank import Rank
 from ppsim.recording import Verdict
 from ppsim.world import SimulationResult
 from ppsim.world.network import Network
 from ppsim.world.streams import Streams
-from tests.worlds.making import moved_behind, passed, planned, requests, run, tokens_of, without
+from tests.worlds.making import PLAIN, moved_behind, passed, planned, requests, run, tokens_of, without
 
 LINE = re.compile(
     r"  rank (?P<rank>\d+): iteration (?P<iteration>-?\d+), slot (?P<slot>-?\d+), phase (?P<phase>\w+), "
@@ -41,8 +41,8 @@ def waiting(verdict: Verdict) -> dict[int, tuple[int, int, str, str, int]]:
 
 def run_with(number: int, plan: Plan, pp_size: int) -> SimulationResult:
     """One rank runs another plan; every slot decodes a request."""
-    hooks = planned(lambda pp_rank: plan if pp_rank == number else PLAIN)
-    return run({"cluster.pp_size": pp_size, "workload.requests": requests(pp_size, output=40)}, change=hooks)
+    change = planned(lambda pp_rank: plan if pp_rank == number else PLAIN)
+    return run({"cluster.pp_size": pp_size, "workload.requests": requests(pp_size, output=40)}, change=change)
 
 
 def test_hidden_states_that_are_never_sent() -> None:
@@ -172,6 +172,6 @@ def test_a_message_of_another_kind_waits_in_the_inbox_and_is_used_in_its_turn(mo
     monkeypatch.setattr(Endpoint, "_next_of_kind", watched)
     passed(load)
     assert most == [0]  # in the right order the inbox stays empty
-    hooks = planned(lambda pp_rank: early if pp_rank == 0 else PLAIN)
-    assert tokens_of(passed(load, change=hooks)) == expected
+    change = planned(lambda pp_rank: early if pp_rank == 0 else PLAIN)
+    assert tokens_of(passed(load, change=change)) == expected
     assert most == [1]

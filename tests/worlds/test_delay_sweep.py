@@ -17,13 +17,14 @@ import pytest
 
 from ppsim.core.consensus import Rids, unite
 from ppsim.core.effects import Effects
-from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Loop
 from ppsim.core.messages import Verdict
-from ppsim.core.pd_phases import first, view_retract
+from ppsim.core.pd_phases import RETRACT, view_retract
 from ppsim.core.rank import Plan, Rank
-from ppsim.planted.plans import behind, instead
+from ppsim.core.votes import Voting
+from ppsim.plugin.plans import behind, instead
 from ppsim.world import SimulationResult
-from tests.worlds.making import UNIT, launches, run
+from tests.worlds.making import UNIT, changed, launches, run
 from tests.worlds.pd_making import ends
 
 DELAYS = range(11)
@@ -124,20 +125,21 @@ def retracting(at: tuple[int, ...]) -> tuple[SimulationResult, dict[int, int]]:
     """R2 is put out of memory; rank k names it from its iteration at[k] on. When each rank let it resume."""
     resumed: dict[int, int] = {}
 
-    class Late(Hooks):
-        def plan(self, steps: Plan) -> Plan:
-            return behind(instead(steps, "first_pass_retract", first("retract", self.view)), "apply_retract", self.note)
+    class Late(Loop):
+        def plan(self) -> Plan:
+            late = self.voting.first(replace(RETRACT, view=self.view))
+            return behind(instead(super().plan(), "first_pass_retract", late), "apply_retract", self.note)
 
         def view(self, rank: Rank) -> Effects[tuple[Rids, Rids]]:
             good, bad = yield from view_retract(rank)
-            return (good if rank.iteration >= at[self.pp_rank] else ()), bad
+            return (good if rank.iteration >= at[self.config.pp_rank] else ()), bad
 
         def note(self, rank: Rank) -> Effects[None]:
             if rank.scheduler.noted.get("resumed"):
-                resumed.setdefault(self.pp_rank, rank.iteration)
+                resumed.setdefault(self.config.pp_rank, rank.iteration)
             yield from ()
 
-    result = run({"cluster.pp_size": len(at)}, TIGHT, change=Late)
+    result = run({"cluster.pp_size": len(at)}, TIGHT, change=changed(Late))
     assert result.verdict.kind == "pass", (at, result.verdict.message)
     assert [len(replies) for replies in ends(result.recording).values()] == [1, 1]
     assert result.recording.decisions[0] == result.recording.decisions[-1]
@@ -206,27 +208,27 @@ def test_b85_pages_are_released_in_one_iteration_not_before_the_last_rank_has_se
 # --- the sweep can fail ----------------------------------------------------------------------------------------------
 
 
-class AnybodyIsEnough(Hooks):
+class AnybodyIsEnough(Voting):
     """Planted: the good sets are united."""
 
-    def combine_good(self, upstream: tuple[str, ...], local: tuple[str, ...]) -> tuple[str, ...]:
+    def reduce_good(self, upstream: Rids, local: Rids) -> Rids:
         return unite(upstream, local)
 
 
-class TellsLess(Hooks):
+class TellsLess(Voting):
     """Planted: what a rank passes on of a conclusion names nobody."""
 
-    def forwarded_verdict(self, rank: Rank, verdict: Verdict) -> Verdict:
+    def forwarded(self, verdict: Verdict) -> Verdict:
         return replace(verdict, good=())
 
 
-@pytest.mark.parametrize("hooks", [AnybodyIsEnough, TellsLess])
-def test_the_sweep_finds_a_vote_that_counts_wrongly(hooks: type[Hooks]) -> None:
+@pytest.mark.parametrize("voting", [AnybodyIsEnough, TellsLess])
+def test_the_sweep_finds_a_vote_that_counts_wrongly(voting: type[Voting]) -> None:
     begin = first_look("release", 4)
     kinds = set()
     for delays in MIXED:
         listed = [{"what": "transfer", "rid": "R1", "at": [begin + d for d in delays]}]
         changes = {"cluster.pp_size": 4, "disaggregation.role": "prefill", "observations.listed": listed}
-        verdict = run({**changes, "run.invariants": True}, BASE, change=hooks).verdict
+        verdict = run({**changes, "run.invariants": True}, BASE, change=changed(voting)).verdict
         kinds.add(verdict.kind)
     assert "fail" in kinds

@@ -14,28 +14,28 @@ from typing import Any
 import pytest
 
 from ppsim.core.hicache import Operation
-from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Loop
 from ppsim.core.messages import Hidden, Kind, Lane, NewRequest, Output, Shutdown
 from ppsim.core.rank import Plan, Rank
 from ppsim.core.request import Request
 from ppsim.core.tokens import pack
-from ppsim.planted.plans import before, behind, does
+from ppsim.plugin.plans import before, behind, does
 from ppsim.world import SimulationResult
-from tests.worlds.making import UNIT, requests, run
+from tests.worlds.making import UNIT, changed, requests, run
 
 LATE = {"prompt": 4, "output": 1, "ignore_eos": True}
 
 
-def losing(iteration: int) -> type[Hooks]:
-    """Hooks of ranks that forget what they would answer in this iteration, before they answer."""
+def losing(iteration: int) -> type[Loop]:
+    """The loop of ranks that forget what they would answer in this iteration, before they answer."""
 
-    class Loses(Hooks):
-        def plan(self, steps: Plan) -> Plan:
+    class Loses(Loop):
+        def plan(self) -> Plan:
             def lose(rank: Rank) -> None:
                 if rank.iteration == iteration:
                     rank.scheduler.outbox.clear()
 
-            return before(steps, "schedule", does(lose))
+            return before(super().plan(), "schedule", does(lose))
 
     return Loses
 
@@ -47,7 +47,7 @@ def flushed(iterations: tuple[int, ...], lost: int | None, **more: Any) -> Simul
         "workload.flushes": [{"rid": "F", "at_iteration": i} for i in iterations],
         **more,
     }
-    return run(changes, change=Hooks if lost is None else losing(lost))
+    return run(changes, change=changed(*(() if lost is None else (losing(lost),))))
 
 
 @pytest.mark.parametrize(("iterations", "lost"), [((20,), 20), ((20, 30), 20), ((20, 30), 30)])
@@ -66,16 +66,16 @@ def test_a_flush_without_a_reply_is_found_also_beside_one_of_the_same_id(
 Leak = Callable[[Rank], object]
 
 
-def leaking(leak: Leak) -> type[Hooks]:
-    """Hooks of ranks of which the second one leaks when it reads Shutdown."""
+def leaking(leak: Leak) -> type[Loop]:
+    """The loop of ranks of which the second one leaks when it reads Shutdown."""
 
-    class Leaks(Hooks):
-        def plan(self, steps: Plan) -> Plan:
+    class Leaks(Loop):
+        def plan(self) -> Plan:
             def at_the_end(rank: Rank) -> None:
                 if rank.config.pp_rank == 1 and any(isinstance(item, Shutdown) for item in rank.inputs):
                     leak(rank)
 
-            return behind(steps, "ingest_inputs", does(at_the_end))
+            return behind(super().plan(), "ingest_inputs", does(at_the_end))
 
     return Leaks
 
@@ -145,7 +145,7 @@ def test_what_a_rank_does_not_give_back_is_found_at_the_end(
     leak: Leak, invariant: str, text: str, changes: dict[str, Any]
 ) -> None:
     assert run(changes).verdict.kind == "pass"
-    verdict = run({**changes, "run.check": False}, change=leaking(leak)).verdict
+    verdict = run({**changes, "run.check": False}, change=changed(leaking(leak))).verdict
     assert (verdict.kind, verdict.invariant, verdict.rank) == ("fail", invariant, 1), verdict.message
     assert text in verdict.message
 
@@ -153,14 +153,14 @@ def test_what_a_rank_does_not_give_back_is_found_at_the_end(
 def test_a_send_that_nobody_waited_for_is_found_at_the_end() -> None:
     """The first rank forgets that it has sent the list before Shutdown (invariant 38: its buffer is still held)."""
 
-    class Forgets(Hooks):
-        def plan(self, steps: Plan) -> Plan:
+    class Forgets(Loop):
+        def plan(self) -> Plan:
             def forget(rank: Rank) -> None:
                 if rank.config.is_first and any(isinstance(item, Shutdown) for item in rank.inputs):
                     rank.send_req_work.clear()
 
-            return before(steps, "forward_inputs", does(forget))
+            return before(super().plan(), "forward_inputs", does(forget))
 
-    verdict = run({"run.check": False}, UNIT, change=Forgets).verdict
+    verdict = run({"run.check": False}, UNIT, change=changed(Forgets)).verdict
     assert (verdict.kind, verdict.invariant, verdict.rank) == ("fail", "INV-38", 0)
     assert "the send of a meta message was never committed" in verdict.message

@@ -11,15 +11,17 @@ import pytest
 from ppsim.check import watch
 from ppsim.core.actions import Compile
 from ppsim.core.effects import AwaitLocal, Decision, Effects, Reply, act, observe, recv
-from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Loop
 from ppsim.core.messages import Lane, NewRequest, Shutdown
 from ppsim.core.observations import Clock, Compiled
+from ppsim.core.parts import Change
 from ppsim.core.phases import ingest_inputs
 from ppsim.core.rank import Phase, Plan, Rank
 from ppsim.core.tokens import pack
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY, EXIT_UNKNOWN
+from ppsim.plugin.plans import instead
 from ppsim.recording import Verdict
-from tests.worlds.making import requests, run
+from tests.worlds.making import changed, requests, run
 from tests.worlds.pd_making import PAIR
 
 REPLICAS = {"cluster.tp_size": 2, "cluster.tp_replicas": 2}
@@ -36,15 +38,15 @@ def named(name: str, phase: Callable[[Rank], Effects[None]]) -> Phase:
     return run
 
 
-def with_phase(name: str, phase: Phase, rank_id: int, tp: int = 1) -> Callable[[int, int], Hooks]:
-    """Hooks that put another phase in the place of a named one, on one rank."""
+def with_phase(name: str, phase: Phase, rank_id: int, tp: int = 1) -> Change:
+    """Another phase in the place of a named one, on one rank."""
 
-    class Changed(Hooks):
-        def plan(self, steps: Plan) -> Plan:
-            mine = self.pp_rank * tp + self.tp_rank == rank_id
-            return tuple(named(name, phase) if mine and p.__name__ == name else p for p in steps)
+    class Changed(Loop):
+        def plan(self) -> Plan:
+            mine = self.config.pp_rank * tp + self.config.tp_rank == rank_id
+            return instead(super().plan(), name, named(name, phase)) if mine else super().plan()
 
-    return Changed
+    return changed(Changed)
 
 
 def skips_when_idle(rank: Rank) -> Effects[None]:
@@ -70,29 +72,29 @@ def lost_rounds(verdict: Verdict, rank: int) -> None:
 
 @pytest.mark.parametrize("pp_size", [1, 2, 3])
 def test_a_replica_that_skips_its_round_when_idle_breaks_invariant_2_in_the_first_such_round(pp_size: int) -> None:
-    hooks = with_phase("ingest_inputs", skips_when_idle, 1, tp=2)
+    change = with_phase("ingest_inputs", skips_when_idle, 1, tp=2)
     changes = {**LATE, **REPLICAS, "cluster.pp_size": pp_size}
-    audited = run({**changes, "run.invariants": True}, change=hooks).verdict
+    audited = run({**changes, "run.invariants": True}, change=change).verdict
     # One output token: its last rank samples in iteration pp_size - 1, and the first idle round is the one after.
     assert (audited.invariant, audited.rank, audited.iteration) == ("INV-02", 1, pp_size)
     assert audited.exit_code == EXIT_SAFETY
     assert "which rank 0 sends it" in audited.message
-    lost_rounds(run(changes, change=hooks).verdict, 1)
+    lost_rounds(run(changes, change=change).verdict, 1)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_a_stage_that_plays_rounds_of_its_own_when_idle_is_named(rank: int) -> None:
-    hooks = with_phase("ingest_inputs", skips_when_idle, rank)
+    change = with_phase("ingest_inputs", skips_when_idle, rank)
     changes: dict[str, Any] = {**LATE, "cluster.pp_size": 4}
-    audited = run({**changes, "run.invariants": True}, change=hooks).verdict
+    audited = run({**changes, "run.invariants": True}, change=change).verdict
     assert (audited.invariant, audited.rank) == ("INV-02", rank)
     assert f"which rank {rank - 1} sends it" in audited.message
-    lost_rounds(run(changes, change=hooks).verdict, rank)
+    lost_rounds(run(changes, change=change).verdict, rank)
 
 
 def test_the_limit_on_iterations_holds_for_every_rank() -> None:
-    hooks = with_phase("ingest_inputs", skips_when_idle, 1, tp=2)
-    verdict = run({**LATE, **REPLICAS, "run.max_iterations": 50}, change=hooks).verdict
+    change = with_phase("ingest_inputs", skips_when_idle, 1, tp=2)
+    verdict = run({**LATE, **REPLICAS, "run.max_iterations": 50}, change=change).verdict
     assert (verdict.kind, verdict.exit_code, verdict.rank, verdict.iteration) == ("unknown", EXIT_UNKNOWN, 1, 50)
     assert verdict.message.endswith("stopped at run.max_iterations = 50")
     right = run({**LATE, **REPLICAS, "run.max_iterations": 5}).verdict
@@ -188,14 +190,12 @@ def test_a_rank_that_begins_the_same_iteration_again_makes_no_progress() -> None
 
 @pytest.mark.parametrize("side", ["prefill", "decode"])
 def test_of_two_pipelines_the_side_is_named_too(side: str) -> None:
-    class OneSide(Hooks):
-        def plan(self, steps: Plan) -> Plan:
-            names = [p.__name__ for p in steps]
-            mine = ("absorb_outputs" in names) == (side == "prefill")
-            endless = named("send_inputs", acts)
-            return tuple(endless if mine and self.pp_rank == 1 and p.__name__ == "send_inputs" else p for p in steps)
+    class OneSide(Loop):
+        def plan(self) -> Plan:
+            mine = self.config.role == side and self.config.pp_rank == 1
+            return instead(super().plan(), "send_inputs", named("send_inputs", acts)) if mine else super().plan()
 
-    verdict = run({}, PAIR, change=OneSide).verdict
+    verdict = run({}, PAIR, change=changed(OneSide)).verdict
     assert (verdict.kind, verdict.exit_code, verdict.rank) == ("fail", EXIT_LIVENESS, 1)
     assert verdict.message.startswith(f"{side} side: rank 1, iteration 0, slot 0, phase send_inputs: ")
 

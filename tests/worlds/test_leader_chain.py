@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ppsim.core.hooks import Hooks
+from ppsim.core import leader
+from ppsim.core.consensus import unite
 from ppsim.world import SimulationResult
 from tests.worlds.making import MS, UNIT, launches, run
 from tests.worlds.pd_making import ends
@@ -95,14 +96,9 @@ def test_only_the_clock_of_the_first_rank_counts() -> None:
 # --- the tests above can fail -----------------------------------------------------------------------------------------
 
 
-class AnyReplicaIsEnough(Hooks):
-    """Planted: the first stage unites what its ranks have ready."""
-
-    def combine_good(self, upstream: tuple[str, ...], local: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(upstream + local))
-
-
-def test_a_union_of_what_is_ready_lets_a_request_run_too_early() -> None:
+def test_a_union_of_what_is_ready_lets_a_request_run_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Planted: the first stage unites what its ranks have ready. The chain is a phase, no part, so it is patched."""
+    monkeypatch.setattr(leader, "intersect", unite)
     fact = {"what": "grammar", "rid": "G", "at": [1, 10, 0, 0]}
-    result = run({**COMPILED, "observations.listed": [fact]}, change=AnyReplicaIsEnough)
+    result = run({**COMPILED, "observations.listed": [fact]})
     assert launches(result.recording)["G"][0] < 10

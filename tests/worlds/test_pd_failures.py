@@ -15,21 +15,21 @@ import pytest
 from ppsim.core.pd_decode import DecodeRole
 from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.request import Request, State
+from ppsim.core.surroundings import Surroundings
 from ppsim.recording import Recording
 from ppsim.recording.shares import instants
 from ppsim.world import SimulationResult
-from ppsim.world.pd_transfer import TransferRules
-from tests.worlds.making import run
+from tests.worlds.making import changed, run
 from tests.worlds.pd_making import (
     MS,
     PAIR,
     at,
     ended_at,
     ends,
+    pair,
     passed_pair,
     prefill_of,
     transfers_of,
-    with_rules,
     writes_of,
 )
 
@@ -76,15 +76,15 @@ def test_b33_pages_go_to_the_next_request_only_after_the_last_write_has_landed(d
     assert ends(prefill_of(result))["R1"] == [("aborted", "the KV transfer to the decode side failed")]
 
 
-class DoesNotDrain(TransferRules):
+class DoesNotDrain(Surroundings):
     """Planted: an acknowledged abort counts as the end of the transfer."""
 
-    def drains(self) -> bool:
+    def transfer_drains(self, room: int, rank: int) -> bool:
         return False
 
 
 def test_b33_an_end_that_is_told_before_the_write_has_landed_is_named() -> None:
-    verdict = with_rules(ABORTED_MIDWAY, DoesNotDrain()).verdict
+    verdict = pair(ABORTED_MIDWAY, change=changed(DoesNotDrain)).verdict
     assert (verdict.kind, verdict.invariant, verdict.rid) == ("fail", "INV-52", "R1") or (
         verdict.invariant == "INV-64" and "to pages that decode rank" in verdict.message
     )
@@ -204,10 +204,10 @@ def from_trace(tmp_path: Path, rows: list[tuple[int, int, int]]) -> dict[str, An
     }
 
 
-class RefusesSilently(TransferRules):
+class RefusesSilently(Surroundings):
     """Planted: a side that refuses a request tells nobody."""
 
-    def tells_peer(self, what: str) -> bool:
+    def tells_peer(self, room: int, rank: int, side: str, what: str) -> bool:
         return what != "refused"
 
 
@@ -228,7 +228,7 @@ def test_b40_what_decode_refuses_leaves_the_prefill_side_within_a_message_and_it
 
 def test_b40_without_the_notice_they_stay_until_the_limit(tmp_path: Path) -> None:
     changes = {**from_trace(tmp_path, REFUSED_BY_DECODE), "disaggregation.decode_max_total_tokens": 32}
-    result = with_rules(changes, RefusesSilently())
+    result = pair(changes, change=changed(RefusesSilently))
     assert result.verdict.kind == "pass"
     assert all(ended_at(prefill_of(result), rid) > 50 * MS for rid in ("R1", "R2", "R3", "R4"))
 
@@ -261,15 +261,15 @@ def test_b71_a_limit_of_the_sender_ends_the_wait_for_memory_on_the_other_side(bo
     assert ended_at(result.recording, "R0") > 60 * MS
 
 
-class FailsSilently(TransferRules):
+class FailsSilently(Surroundings):
     """Planted: a failure has no message, and neither has an abort."""
 
-    def tells_peer(self, what: str) -> bool:
+    def tells_peer(self, room: int, rank: int, side: str, what: str) -> bool:
         return False
 
 
 def test_b71_without_the_notice_decode_waits_until_memory_is_free() -> None:
-    result = with_rules({**FULL_DECODE, "disaggregation.receive_timeout_ms": 30.0}, FailsSilently())
+    result = pair({**FULL_DECODE, "disaggregation.receive_timeout_ms": 30.0}, change=changed(FailsSilently))
     assert ended_at(result.recording, "R1") > ended_at(result.recording, "R0") > 60 * MS
 
 
@@ -302,7 +302,7 @@ def test_b84_a_failed_write_is_told_and_the_pages_wait_for_the_other_writes(deco
 
 def test_b84_without_the_notice_only_the_receivers_own_limit_helps() -> None:
     changes = {**THIRD_FAILS, "disaggregation.receive_timeout_ms": 70.0, "disaggregation.lease_ms": 5.0}
-    result = with_rules(changes, FailsSilently())
+    result = pair(changes, change=changed(FailsSilently))
     assert ended_at(result.recording, "R1") > 75 * MS
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from ppsim.world.pd_rooms import Write
-from ppsim.world.pd_transfer import TransferRules
-from tests.worlds.making import launches
-from tests.worlds.pd_making import MS, US, at, pair, passed_pair, prefill_of, with_rules, writes_of
+from ppsim.core.surroundings import Surroundings
+from tests.worlds.making import changed, launches
+from tests.worlds.pd_making import MS, US, at, pair, passed_pair, prefill_of, writes_of
 
 CHUNK = 4
 BYTES = 2 * 8 * 128 * 2  # keys and values of one token in one layer: 8 heads of 128 in two bytes
@@ -75,10 +74,10 @@ THREE_CHUNKS: dict[str, Any] = {
 }
 
 
-class AtLaunch(TransferRules):
+class AtLaunch(Surroundings):
     """Planted: the completion event of the forward pass is not waited for."""
 
-    def begins_after_ns(self, write: Write) -> int:
+    def write_begins_ns(self, room: int, rank: int, num_tokens: int, computed_ns: int) -> int:
         return 0
 
 
@@ -93,7 +92,7 @@ def test_b34_every_write_waits_for_its_forward_pass_and_the_fault_would_break_ch
 
 
 def test_b34_a_transfer_that_does_not_wait_is_named() -> None:
-    verdict = with_rules(THREE_CHUNKS, AtLaunch()).verdict
+    verdict = pair(THREE_CHUNKS, change=changed(AtLaunch)).verdict
     assert verdict.kind == "fail"
     assert (verdict.invariant, verdict.rank, verdict.rid) == ("INV-65", 0, "R1")
     assert "write 1 (tokens 0:4): its transfer begins at" in verdict.message

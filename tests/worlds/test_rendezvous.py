@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppsim.core.hooks import Hooks
-from tests.worlds.making import MS, deliveries, forward_starts, passed, requests, run, tokens_of
+from ppsim.core.exchange import Exchange
+from ppsim.core.rank import Rank
+from tests.worlds.making import MS, changed, deliveries, forward_starts, passed, requests, run, tokens_of
 
 
 def full_ring(pp_size: int, depth: int, order: str, **changes: Any) -> dict[str, Any]:
@@ -125,15 +126,15 @@ def test_no_load_locks_a_ring_with_an_order(
     assert tokens_of(blocking) == tokens_of(passed({**scenario, "links.send": "eager"}))
 
 
-class SendsFirst(Hooks):
+class SendsFirst(Exchange):
     """Planted: this rank ignores the order of the backend."""
 
-    def sends_first(self, exchange_order: str, pp_rank: int) -> bool:
+    def sends_first(self, rank: Rank) -> bool:
         return True
 
 
 def test_the_planted_bug_brings_the_deadlock_back() -> None:
-    result = run(full_ring(4, 0, "parity"), change=SendsFirst)
+    result = run(full_ring(4, 0, "parity"), change=changed(SendsFirst))
     assert (result.verdict.exit_code, result.verdict.iteration) == (3, 3)
 
 

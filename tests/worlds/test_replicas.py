@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from ppsim.core.effects import Send
-from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Lane, Meta
+from ppsim.core.policy import Policy
 from ppsim.core.request import Request
 from ppsim.recording.digest import digests_of
 from ppsim.recording.summary import summarize
 from ppsim.scenario.rank import local_capacity_tokens
 from ppsim.world import simulate
 from ppsim.world.driver import SimulatedRank
-from tests.worlds.making import forward_starts, passed, requests, run, scenario, tokens_of
+from tests.worlds.making import changed, forward_starts, passed, requests, run, scenario, tokens_of
 
 LOAD: dict[str, Any] = {
     "cluster.tp_size": 4,
@@ -119,7 +119,7 @@ def weight_bytes() -> int:
     return 2 * (16 * layer + 128256 * hidden)
 
 
-class ReversedOnReplica(Hooks):
+class ReversedOnReplica(Policy):
     """Planted: replica 1 of stage 1 tries waiting requests in another order."""
 
     def admission_order(self, waiting: list[Request]) -> list[Request]:
@@ -128,6 +128,6 @@ class ReversedOnReplica(Hooks):
 
 def test_a_replica_that_decides_otherwise_is_named_in_the_first_iteration_that_differs() -> None:
     made = scenario({**LOAD, "cluster.pp_size": 2, "cluster.tp_replicas": 2})
-    verdict = simulate(made, change=ReversedOnReplica).verdict
+    verdict = simulate(made, change=changed(ReversedOnReplica)).verdict
     assert (verdict.exit_code, verdict.iteration, verdict.invariant) == (1, 0, "INV-10")
     assert verdict.rank == 3

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from ppsim.core import effects as fx
-from ppsim.core import phases
-from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Loop
 from ppsim.core.rank import Plan
+from ppsim.plugin.plans import before, instead, named
 from ppsim.world.driver import SimulatedRank
-from tests.worlds.making import MS, forward_starts, passed, requests, run
+from tests.worlds.making import MS, changed, forward_starts, passed, requests, run
 
 ORDERS = ("stream", "link", "none")
 HIDDEN_5: dict[str, Any] = {"bandwidth_gb_per_s": 1.0, "model.hidden_size": 5 * MS, "model.dtype_bytes": 1}
@@ -431,17 +431,15 @@ def test_P4_an_early_send_is_worth_something_without_depth_only(order: str) -> N
 # --- another order of phases ---------------------------------------------------------------------------------------
 
 
-class ExchangesFirst(Hooks):
+class ExchangesFirst(Loop):
     """All stages but the last take the previous output from the ring before they launch, also without depth."""
 
-    num_stages = 0
-
-    def plan(self, steps: Plan) -> Plan:
-        if self.pp_rank == self.num_stages - 1:
+    def plan(self) -> Plan:
+        steps = super().plan()
+        if self.config.is_last:
             return steps
-        rest = [step for step in steps if step is not phases.exchange_if_shallow]
-        at = rest.index(phases.launch_batch)
-        return (*rest[:at], phases.exchange_if_shallow, *rest[at:])
+        exchange = named(steps, "exchange_if_shallow")
+        return before(instead(steps, "exchange_if_shallow"), "launch_batch", *exchange)
 
 
 @pytest.mark.parametrize(
@@ -458,12 +456,11 @@ class ExchangesFirst(Hooks):
     ],
 )
 def test_an_exchange_before_the_launch_costs_what_the_shared_streams_make_it_cost(
-    pp_size: int, order: str, overlap: bool, expected: int, monkeypatch: pytest.MonkeyPatch
+    pp_size: int, order: str, overlap: bool, expected: int
 ) -> None:
     """One prompt of 300 chunks of a tick, depth 0. Without overlap a launch waits for the receive before it. Two stages
     then take turns: 2 x 300. Of four, stage 1 relays the output of chunk i-3 behind its own receive of chunk i+1 in one
     stream: 3 ticks for 2 chunks; with an order for each link 4 ticks for 3. With overlap nothing waits: 300 + P - 1."""
-    monkeypatch.setattr(ExchangesFirst, "num_stages", pp_size)
     scenario = {
         "cluster.pp_size": pp_size,
         "cluster.comm_overlap": overlap,
@@ -471,4 +468,4 @@ def test_an_exchange_before_the_launch_costs_what_the_shared_streams_make_it_cos
         "workload.num_chunks": 300,
         "links.order": order,
     }
-    assert passed(scenario, change=ExchangesFirst).replies[-1].time_ns == expected * MS
+    assert passed(scenario, change=changed(ExchangesFirst)).replies[-1].time_ns == expected * MS
