@@ -152,7 +152,7 @@ def is_valid(experiment: Experiment) -> bool:
 def run_experiment(
     experiment: Experiment, change: Change | None = None, choices: Choices | None = None, terms: Terms = USUAL
 ) -> Outcome:
-    """Run it. A run that has no end is a finding, as is an exception of the core, a change, the world or a report.
+    """Run it. A run without an end is a finding, as is an exception of the core, a change, the world or a report.
 
     Raises ScenarioError for a scenario that no run would accept, UsageError for a change that cannot be built.
     """

@@ -184,10 +184,11 @@ def check_class(path: str, cls: type) -> None:
         )
     if right in (Policy, Surroundings):
         try:
-            cls()
+            cls(*((0, 0) if right is Policy else ()))
         except (Exception, SystemExit) as error:
+            how = "pp_rank, tp_rank" if right is Policy else ""
             raise UsageError(
-                f"plug-in {path}: {cls.__name__}() cannot be made: {type(error).__name__}: {error}"
+                f"plug-in {path}: {cls.__name__}({how}) cannot be made: {type(error).__name__}: {error}"
             ) from error
     known = [name for name in dir(right) if not name.startswith("__")]
     for name in vars(cls):

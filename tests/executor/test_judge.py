@@ -120,7 +120,7 @@ def test_a_bug_of_the_simulated_world_is_refused_by_name_and_as_a_class() -> Non
 
 def test_a_class_of_the_caller_is_found_alike_in_both_worlds_also_beside_a_bug_of_the_scenario() -> None:
     mine = f"{__name__}:WatermarkOnLaterRanks"
-    later = work(row("R1", 0, output=9), row("R2", 3, output=9))
+    later = work(row("R1", 0, output=9), row("R2", 4, output=9))
     for bug in ("", "ratio_decays_twice"):
         scenario = scenario_of(bug, scheduler={"pp_max_micro_batch_size": 4}, **later)
         names = (mine, bug) if bug else (mine,)
