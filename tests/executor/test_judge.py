@@ -128,7 +128,7 @@ def test_a_class_of_the_caller_is_found_alike_in_both_worlds_also_beside_a_bug_o
         simulated = simulate(scenario, change=load(names).change, given=Given(tokens=real.tokens))
         assert real.verdict.kind == "fail"
         assert real.verdict == simulated.verdict
-        assert real.verdict.invariant == ("INV-17" if bug else "INV-09")
+        assert real.verdict.invariant == ("INV-17" if bug else "INV-19")
 
 
 # --- what the launcher makes of the reports, without processes ----------------------------------------------------
