@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Generator
 from functools import cache, wraps
 from inspect import unwrap
+from pathlib import Path
 from types import FunctionType
 from typing import Any, cast
 
@@ -127,9 +128,9 @@ def kinds_of(text: object) -> tuple[tuple[type, ...], bool]:
 
 
 def place_of_code(method: Callable[..., Any]) -> str:
-    """File and line of a method."""
+    """File and line of a method; the same words wherever the file lies, so that reports can be repeated."""
     code = method.__code__
-    return f"{code.co_filename}, line {code.co_firstlineno}"
+    return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
 
 
 def place_of_phase(phase: Phase) -> str:
