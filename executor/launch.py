@@ -4,6 +4,7 @@ What can be known before a process starts is checked before one starts (``prepar
 one clear error or verdict, and no process is left:
 
     bad scenario, checkpoint, device, port     UsageError, exit code 2
+    a plug-in or a planted bug that raises     PluginError, exit code 1, names file, line and rank
     a rank process that dies                   RankDied, exit code 3, names the rank
     all ranks wait for one another             verdict "fail", exit code 3, says what each waits for
     a rank that completes nothing for too long verdict "fail", exit code 3, with the state of every rank (watchdog.py)
@@ -16,7 +17,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -24,7 +25,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from executor.client import GaveUp
 from executor.ending import deadlock, verdict_of_failure, verdict_of_run
-from executor.prepare import arrivals_of, prepared
+from executor.prepare import arrivals_of, check_worlds, prepared
 from executor.status import Status
 from executor.supervise import STALL_S, Failed, Ranks, Stalled
 from executor.watchdog import Watchdog, pulse_of
@@ -33,7 +34,8 @@ from ppsim.check.progress import Stuck
 from ppsim.check.watch import StopRun
 from ppsim.core.errors import CoreError
 from ppsim.core.messages import Input
-from ppsim.errors import PpsimError, RankDied, UsageError
+from ppsim.errors import PluginError, PpsimError, RankDied, UsageError
+from ppsim.plugin import load
 from ppsim.recording import Recording, Verdict
 from ppsim.scenario import Scenario
 from ppsim.scenario.rank import rank_config
@@ -50,10 +52,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class ExecutionResult:
-    """What a run leaves; times in nanoseconds from the moment when all ranks were ready."""
+    """What a run leaves; times in nanoseconds from the moment when all ranks were ready.
+
+    ``unfired``: bugs and policies that no rank has asked; known of a run that came to its end.
+    """
 
     recording: Recording
     verdict: Verdict
+    unfired: list[str] = field(default_factory=list)
 
     @property
     def tokens(self) -> dict[str, tuple[int, ...]]:
@@ -89,10 +95,12 @@ def execute(
     ``model_dir`` overrides ``model.path``. ``inputs_by_iteration`` replays recorded inputs; else ``arrivals`` (default:
     the scenario's workload) come live. ``port``: of the rendezvous store, None: a free one. ``progress`` is called with
     (ended requests, all requests). ``changes``: planted bugs by name and classes as "module:Class", ``plugin``: a file
-    (docs/plugins.md), besides the scenario's bugs; every rank loads them in its own process. Raises UsageError and
-    RankDied as the head of this file says.
+    (docs/plugins.md), besides the scenario's bugs; every rank loads them in its own process. Raises UsageError,
+    PluginError and RankDied as the head of this file says.
     """
     scenario = prepared(scenario, model_dir, device)
+    changed = load((*changes, *scenario.bugs), plugin)
+    check_worlds(changed.change.surroundings, changed.names)
     pp_size = scenario.cluster.pp_size
     recording = Recording(pp_size, name=scenario.name, seed=scenario.seed, world="exec")
     if scenario.run.invariants:
@@ -145,7 +153,9 @@ def execute(
     finally:
         ranks.stop()
     absorb(recording, reports)
-    return ExecutionResult(recording, verdict_of_run(recording, reports))
+    fired = {name for report in reports for name in report.fired}
+    unfired = [name for name in changed.names if name not in fired]
+    return ExecutionResult(recording, verdict_of_run(recording, reports), unfired)
 
 
 def open_store(port: int | None) -> TCPStore:
@@ -184,7 +194,7 @@ def failed(report: Report, ranks: Ranks, recording: Recording) -> ExecutionResul
     if isinstance(error, CoreError | StopRun | GaveUp):
         absorb(recording, list(ranks.reports.values()))
         return ExecutionResult(recording, verdict_of_failure(ranks.reports, report))
-    if isinstance(error, UsageError):
+    if isinstance(error, UsageError | PluginError):
         raise error
     who = f"rank {report.rank} of {recording.pp_size}"
     raise RankDied(f"{who} failed while it was {ranks.doing(report.rank)}: {error}") from PpsimError(report.trace)

@@ -114,11 +114,17 @@ def check_key(scenario: Scenario, folder: str | None) -> None:
 def check_bugs(scenario: Scenario) -> None:
     """Real processes run the planted bugs of ranks; what a bug does to a world is the simulated world's."""
     for name in scenario.bugs:
-        worlds = [cls for cls in bug(name).classes if issubclass(cls, Surroundings)]
-        mine = [key for key in ONLY_SIMULATED for cls in worlds if getattr(cls, key) is not getattr(Surroundings, key)]
-        if mine:
-            problem = f"{name!r} changes {mine[0]}, which only the simulated world asks"
-            raise ScenarioError("bugs", problem, "ppsim run has it; ppsim exec runs bugs of the ranks themselves")
+        for cls in bug(name).classes:
+            if issubclass(cls, Surroundings):
+                check_worlds(cls, (name,))
+
+
+def check_worlds(behaviour: type[Surroundings], names: Sequence[str]) -> None:
+    """Raise ScenarioError for what ``names`` change of a world that real processes have no model of."""
+    mine = [key for key in ONLY_SIMULATED if getattr(behaviour, key) is not getattr(Surroundings, key)]
+    if mine:
+        problem = f"{', '.join(map(repr, names))} changes {mine[0]}, which only the simulated world asks"
+        raise ScenarioError("bugs", problem, "ppsim run has it; ppsim exec runs bugs of the ranks themselves")
 
 
 def check_checkpoint(scenario: Scenario, folder: str) -> None:

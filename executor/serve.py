@@ -33,6 +33,7 @@ from ppsim.core.loop import event_loop_pp
 from ppsim.core.outcome import Verdict
 from ppsim.errors import PpsimError, UsageError
 from ppsim.plugin import load
+from ppsim.plugin.crash import crash_of
 from ppsim.recording import Recording
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 
@@ -43,13 +44,19 @@ FOREVER = timedelta(days=365)  # an idle rank waits as long as no client sends a
 def attempt(rank: int, job: Job, status: Status) -> Report:
     """Run the rank; every exception becomes a report."""
     recording = Recording(job.scenario.cluster.pp_size, name=job.scenario.name, seed=job.scenario.seed, world="exec")
-    change = load((*job.scenario.bugs, *job.changes), job.plugin).change
-    core = change.rank(rank_config(job.scenario, rank))
+    try:
+        made = load((*job.changes, *job.scenario.bugs), job.plugin)
+        core = made.change.rank(rank_config(job.scenario, rank))
+        behaviour = made.change.surroundings()
+    except PpsimError as known:
+        return Report(rank, error=known, trace=format_exc())
+    except Exception as unknown:
+        return Report(rank, error=crash_of(f"rank {rank}", unknown), trace=format_exc())
     place = Place(core, job.scenario)
     ended = Report(rank, recording, is_audited=job.scenario.run.invariants)
     try:
-        verdict = serve(place, job, status, recording, change.surroundings())
-        return replace(ended, verdict=verdict, records=tuple(place.records))
+        verdict = serve(place, job, status, recording, behaviour)
+        return replace(ended, verdict=verdict, records=tuple(place.records), fired=tuple(made.fired))
     except PeerLost as lost:
         error = PpsimError(f"lost rank {lost.peer} while {lost.doing} it")
         return replace(ended, error=error, lost_peer=lost.peer, calls=calls_of(place), records=tuple(place.records))
@@ -58,7 +65,20 @@ def attempt(rank: int, job: Job, status: Status) -> Report:
         ended = replace(ended, error=known, trace=format_exc(), verdict=verdict)
         return replace(ended, calls=calls_of(place), records=tuple(place.records))
     except Exception as unknown:
-        return Report(rank, error=PpsimError(f"{type(unknown).__name__}: {unknown}"), trace=format_exc())
+        error = PpsimError(f"{type(unknown).__name__}: {unknown}")
+        if made.names and in_the_loop(unknown):
+            error = crash_of(f"rank {rank}", unknown)
+        return Report(rank, error=error, trace=format_exc())
+
+
+def in_the_loop(error: BaseException) -> bool:
+    """Whether the rank itself has raised it, and not what answers it: sockets, devices, the model."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is event_loop_pp.__code__:
+            return True
+        trace = trace.tb_next
+    return False
 
 
 def serve(

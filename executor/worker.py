@@ -54,6 +54,7 @@ class Report:
     verdict: Verdict | None = None  # of its error, or of what it had left behind at the end
     calls: tuple[Call, ...] = ()  # of the rank consensus checker, where it is on
     records: tuple[Record, ...] = ()  # what it is held against the other ranks by
+    fired: tuple[str, ...] = ()  # bugs and policies that this rank has asked
     is_audited: bool = False  # run.invariants: the records show all of its state, not its decisions alone
 
 

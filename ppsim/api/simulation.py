@@ -10,7 +10,8 @@ from ppsim.api.keys import pairs_of, plain
 from ppsim.api.policies import Changes, PolicyLike, changes_of
 from ppsim.api.run import Run
 from ppsim.errors import PpsimError, UsageError
-from ppsim.fuzz.experiment import Experiment, crash_of
+from ppsim.fuzz.experiment import Experiment
+from ppsim.plugin.crash import crash_of
 from ppsim.scenario.load import read_scenario, scenario_with
 from ppsim.scenario.tree import Scenario
 from ppsim.sglang.result import LaunchLine

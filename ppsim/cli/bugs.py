@@ -10,7 +10,7 @@ import typer
 
 from ppsim.cli import completion
 from ppsim.cli.guard import EXIT_INTERRUPTED, guarded, say
-from ppsim.cli.options import JsonOption, PluginOption, check_seconds, plugin_of
+from ppsim.cli.options import JsonOption, PluginOption, check_seconds, plugin_of, tell_unfired
 
 
 @guarded
@@ -71,6 +71,8 @@ def look_for(planted: Any, budget: float, seed: int, plugin: str | None) -> dict
         return None
     folder = save_campaign(result, None)
     found = result.findings[0] if result.findings else None
+    if found is None:
+        tell_unfired(result.unfired(), "its examples")
     size = found.repro.experiment.size() if found else {}
     return {
         "name": planted.name,

@@ -11,16 +11,20 @@ import typer
 
 from ppsim.cli.guard import guarded
 from ppsim.cli.options import (
+    BugOption,
     ColumnOption,
     ConcurrencyOption,
     JsonOption,
     OutOption,
+    PluginOption,
     ScenarioArg,
     SeedOption,
     SetOption,
     SkipOption,
     TraceOption,
+    plugin_of,
     scenario_of,
+    tell_unfired,
 )
 from ppsim.errors import UsageError
 
@@ -55,11 +59,14 @@ def execute(
     concurrency: ConcurrencyOption = None,
     overrides: SetOption = None,
     out: OutOption = None,
+    bugs: BugOption = None,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Run a scenario on real processes that run a real model, and save the run."""
     sets = [f"model.path={json.dumps(model)}"] if model is not None else []
     loaded = scenario_of(scenario, seed, trace, [*(overrides or []), *sets], None, columns, skip_bad_lines, concurrency)
+    plugin_of(plugin)
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
             raise UsageError(f"ppsim exec needs {package}, which is not installed: pip install 'ppsim[executor]'")
@@ -71,5 +78,9 @@ def execute(
 
     with run_folder(out, loaded.name, loaded.seed) as folder:
         with ProgressBar(f"executing {loaded.name}") as progress:
-            result = launch(loaded, device=device.value, port=port, progress=progress)
+            result = launch(
+                loaded, device=device.value, port=port, progress=progress, changes=tuple(bugs or ()), plugin=plugin
+            )
+        if result.verdict.kind == "pass":
+            tell_unfired(result.unfired)
         return conclude(folder, loaded, result.recording, result.verdict, as_json=as_json)

@@ -71,7 +71,7 @@ def explore(
     found = run_all(raw, bounds, change, budget_s=budget, terms=terms)
     saved = [save_finding(found, i, loaded.name, tuple(bugs or ()), plugin) for i in range(len(found.findings))]
     if not found.findings:
-        tell_unfired(made)
+        tell_unfired(made.unfired(), "this exploration")
     if found.is_cut and not found.findings:
         runs = f"{found.executions} executions ({len(found.runs)} distinct), {len(found.states)} states"
         say(f"interrupted after {runs}, {found.seconds:.0f} s: no violation so far, and nothing is proved")

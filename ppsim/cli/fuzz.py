@@ -15,7 +15,7 @@ import typer
 
 from ppsim.cli import completion
 from ppsim.cli.guard import EXIT_INTERRUPTED, give_up, guarded, say
-from ppsim.cli.options import BugOption, JsonOption, OutOption, PluginOption, check_seconds, plugin_of
+from ppsim.cli.options import BugOption, JsonOption, OutOption, PluginOption, check_seconds, plugin_of, tell_unfired
 
 if TYPE_CHECKING:
     from ppsim.fuzz.campaign import CampaignResult, Order
@@ -75,6 +75,8 @@ def fuzz(
     with ProgressBar(f"fuzzing, profile {order.profile}") as progress:
         result = run_campaign(order, num_jobs=jobs or 1, ray_address=ray, progress=progress, database=folder.database)
     folder.save(result)
+    if not result.findings:
+        tell_unfired(result.unfired(), "this campaign")
     if result.is_cut and not result.findings:
         say(how_far(result))
         say(f"saved {folder.path}")

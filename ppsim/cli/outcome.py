@@ -57,7 +57,7 @@ def simulated(
     except (Exception, SystemExit) as error:
         if not is_changed:
             raise
-        from ppsim.fuzz.experiment import crash_of
+        from ppsim.plugin.crash import crash_of
 
         raise crash_of(scenario.name, error) from error
 

@@ -69,5 +69,5 @@ def run(
             changed = bool(made.names)
             recording, verdict = simulated(loaded, made.change, progress, folder, is_changed=changed, max_s=max_seconds)
         if verdict.kind == "pass":
-            tell_unfired(made)
+            tell_unfired(made.unfired())
         return conclude(folder, loaded, recording, verdict, as_json=as_json, with_report=with_report)

@@ -19,7 +19,7 @@ from hypothesis import seed as hypothesis_seed
 
 from ppsim.core.digest import digest
 from ppsim.core.parts import Change
-from ppsim.errors import EXIT_NONDETERMINISM, EXIT_SAFETY, ScenarioError
+from ppsim.errors import EXIT_NONDETERMINISM, EXIT_SAFETY, ScenarioError, UsageError
 from ppsim.fuzz.cluster import ray_rounds
 from ppsim.fuzz.database import ExampleDatabase
 from ppsim.fuzz.experiment import (
@@ -82,6 +82,8 @@ class RoundResult:
     twice: int = 0
     endless: Outcome | None = None  # of the failing example, where running it again would take as long
     is_cut: bool = False  # the user interrupted it
+    fired: Counter[str] = field(default_factory=Counter)  # how often each change was asked
+    refused: str = ""  # why the change cannot be built
 
 
 @dataclass(slots=True)
@@ -111,6 +113,12 @@ class CampaignResult:
     twice: int
     num_rounds: int = 0  # whole ones, those that were skipped too
     is_cut: bool = False  # the user interrupted it
+    names: tuple[str, ...] = ()  # of the bugs and policies that were on
+    fired: Counter[str] = field(default_factory=Counter)  # how often each was asked, in all processes
+
+    def unfired(self) -> list[str]:
+        """Bugs and policies that no example has asked; of a campaign that has run something."""
+        return [name for name in self.names if not self.fired[name]] if self.num_examples else []
 
 
 class Stop(BaseException):
@@ -121,7 +129,7 @@ def run_round(order: Order, number: int, num_examples: int, deadline: float | No
     """Generate and run the examples of one round; stops at its first failure, or after ``deadline`` (monotonic)."""
     result = RoundResult(number)
     profile: Profile = profile_named(order.profile)
-    change = order.loaded().change
+    made = order.loaded()
     digests: list[str] = []
 
     @hypothesis_seed(int(digest(order.seed, number), 16))
@@ -136,7 +144,11 @@ def run_round(order: Order, number: int, num_examples: int, deadline: float | No
     def check(experiment: Experiment) -> None:
         if deadline is not None and time.monotonic() > deadline:
             raise Stop
-        outcome = examine(experiment, change, result, order.terms)
+        try:
+            outcome = examine(experiment, made.change, result, order.terms)
+        except UsageError as error:
+            result.refused = str(error)
+            raise Stop from None
         if outcome is None:
             return
         digests.append(outcome.digest)
@@ -152,6 +164,7 @@ def run_round(order: Order, number: int, num_examples: int, deadline: float | No
     except KeyboardInterrupt:
         result.is_cut = True
     result.digest = digest(number, tuple(digests))
+    result.fired = made.fired
     return result
 
 
@@ -228,10 +241,13 @@ def run_campaign(
     shrink: bool = True,
     database: ExampleDatabase | None = None,
 ) -> CampaignResult:
-    """What failed before comes first; then rounds until the examples or the time are used up, or a failure is found."""
+    """What failed before comes first; then rounds until the examples or the time are used up, or a failure is found.
+
+    Raises UsageError for a change that cannot be built.
+    """
     started = time.monotonic()
     deadline = None if order.budget_s is None else started + order.budget_s
-    total = CampaignResult(order, 0, 0.0, "", Counter(), Counter(), [], 0)
+    total = CampaignResult(order, 0, 0.0, "", Counter(), Counter(), [], 0, names=order.loaded().names)
     digests: list[str] = []
     again = None if database is None else still_failing(order, database)
     if again is not None:
@@ -249,6 +265,8 @@ def run_campaign(
     total.num_rounds = order.num_skipped // ROUND
     try:
         for result in results:
+            if result.refused:
+                raise UsageError(result.refused)
             take(total, digests, result)
             if progress is not None:
                 progress(total.num_examples, order.max_examples or 0)
@@ -272,6 +290,7 @@ def take(total: CampaignResult, digests: list[str], result: RoundResult) -> None
     """Count what a round has found."""
     total.probes.update(result.probes)
     total.pairs.update(result.pairs)
+    total.fired.update(result.fired)
     total.twice += result.twice
     total.num_examples += result.num_examples
     total.num_rounds += not result.is_cut
@@ -303,7 +322,7 @@ def rounds(order: Order, num_jobs: int, deadline: float | None) -> Iterator[Roun
     try:
         for result in in_processes(run, sizes, num_jobs):
             yield result
-            if result.failing is not None or (deadline is not None and time.monotonic() > deadline):
+            if result.failing is not None or result.refused or (deadline is not None and time.monotonic() > deadline):
                 return
     except WorkerDied as died:
         hint = f"that round alone is --seed {order.seed} --skip {died.number * ROUND} --examples {ROUND} --jobs 1"

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 from ppsim.core.digest import digest
 from ppsim.core.parts import Change
-from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN, PluginError, ScenarioError
+from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN, ScenarioError, UsageError
 from ppsim.fuzz.limit import MAX_EXAMPLE_S, Limit, OutOfTime
+from ppsim.plugin.crash import place
 from ppsim.recording import Verdict
 from ppsim.recording.writer import lines
 from ppsim.scenario.check import check_scenario
@@ -152,7 +152,10 @@ def is_valid(experiment: Experiment) -> bool:
 def run_experiment(
     experiment: Experiment, change: Change | None = None, choices: Choices | None = None, terms: Terms = USUAL
 ) -> Outcome:
-    """Run it. A run without an end is a finding, as is an exception of the core, a change, the world or a report."""
+    """Run it. A run without an end is a finding, as is an exception of the core, a change, the world or a report.
+
+    Raises ScenarioError for a scenario that no run would accept, UsageError for a change that cannot be built.
+    """
     scenario = validate(experiment.raw)
     check_scenario(scenario)
     recorder = RecordingChoices(choices or experiment.chooser.choices(experiment.tape))
@@ -169,6 +172,8 @@ def run_experiment(
         verdict = Verdict("unknown", EXIT_UNKNOWN, f"no end: {stop}", None, stop.rank, stop.iteration)
         return Outcome(verdict, digest(NO_END), Signature(NO_END, ""), tuple(recorder.tape))
     except (Exception, SystemExit) as error:  # whatever a changed scheduler raises: the fuzzer reports it and goes on
+        if isinstance(error, UsageError) and result is None:
+            raise
         what = "crash" if result is None else "report"
         verdict = Verdict("fail", EXIT_SAFETY, f"{what}: {type(error).__name__}: {error} ({place(error)})")
         signature = Signature(f"{what}-{type(error).__name__}", "")
@@ -188,23 +193,6 @@ def digest_of(result: SimulationResult) -> str:
             total.update(b"\n")
     total.update(repr(tuple(result.verdict)).encode("utf-8"))
     return total.hexdigest()
-
-
-def place(error: BaseException) -> str:
-    """File, line and function in which an exception was raised; SimPy raises another one from it."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    trace = error.__traceback__
-    assert trace is not None
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    return f"{Path(code.co_filename).name}, line {trace.tb_lineno}, in {code.co_name}"
-
-
-def crash_of(name: str, error: BaseException) -> PluginError:
-    """What a changed scheduler raised, as its own failure, with the place where it happened."""
-    return PluginError(f"{name}: crash: {type(error).__name__}: {error} ({place(error)})")
 
 
 def broken(verdict: Verdict) -> str:

@@ -150,7 +150,7 @@ def import_module(path: str) -> ModuleType:
     except UsageError:
         raise
     except ModuleNotFoundError as error:
-        if error.name in OLD_FORM:
+        if error.name and any(error.name == old or error.name.startswith(f"{old}.") for old in OLD_FORM):
             raise UsageError(
                 f"plug-in {path} is written for the earlier interface ({error.name} is gone): subclass Policy, a part "
                 "of a rank or Surroundings instead of Hooks, and take planted from ppsim.plugin; docs/plugins.md says "
@@ -170,7 +170,10 @@ def always_on(module: ModuleType) -> list[type]:
     """What of a file is on without a name: its class ``Policy``, or the classes that its list ``CHANGES`` has."""
     policy = getattr(module, "Policy", None)
     found = [policy] if isinstance(policy, type) and policy.__module__ == module.__name__ else []
-    return found + list(getattr(module, "CHANGES", ()))
+    changes = getattr(module, "CHANGES", ())
+    if not isinstance(changes, list | tuple):
+        raise UsageError(f"plug-in {module.__file__}: CHANGES must be a list of classes, it is {changes!r}")
+    return found + list(changes)
 
 
 def check_class(path: str, cls: type) -> None:
@@ -184,10 +187,11 @@ def check_class(path: str, cls: type) -> None:
         )
     if right in (Policy, Surroundings):
         try:
-            cls()
+            cls(*((0, 0) if right is Policy else ()))
         except (Exception, SystemExit) as error:
+            how = "pp_rank, tp_rank" if right is Policy else ""
             raise UsageError(
-                f"plug-in {path}: {cls.__name__}() cannot be made: {type(error).__name__}: {error}"
+                f"plug-in {path}: {cls.__name__}({how}) cannot be made: {type(error).__name__}: {error}"
             ) from error
     known = [name for name in dir(right) if not name.startswith("__")]
     for name in vars(cls):

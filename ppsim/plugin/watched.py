@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Generator
-from functools import wraps
+from functools import cache, wraps
+from inspect import unwrap
+from pathlib import Path
 from types import FunctionType
 from typing import Any, cast
 
 from ppsim.core.effects import Effects
 from ppsim.core.loop import Loop
 from ppsim.core.rank import Phase, Plan, Rank
-from ppsim.errors import UsageError
 
 KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
@@ -29,9 +30,8 @@ KINDS: dict[str, tuple[type, ...]] = {
 }
 """The head of an annotation, and what an answer must be. Of other annotations only None is refused."""
 
-
-class WrongAnswer(UsageError):
-    """A method of a change answers something that its class does not allow."""
+SPOKEN: dict[type, str] = {Generator: "effects (a generator: it needs a yield)"}
+"""What is called otherwise than its type."""
 
 
 def watched(cls: type, name: str, fired: Counter[str]) -> type:
@@ -60,25 +60,43 @@ def counted(
     method: Callable[..., Any], key: str, original: object, cls: type, name: str, fired: Counter[str]
 ) -> Callable[..., Any]:
     """The method, counted and held to its answer. A list of phases counts where it differs, and when they run."""
-    kinds, may_be_none = kinds_of(original)
+    text = getattr(original, "__annotations__", {}).get("return", "None")
+    who = f"{place_of_code(method)}: {cls.__name__}.{key}"
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         answer = method(self, *args, **kwargs)
-        if (answer is None and not may_be_none) or (answer is not None and not isinstance(answer, kinds)):
-            wanted = " or ".join(kind.__name__.lower() for kind in kinds if kind is not object) or "a value"
-            came = "nothing" if answer is None else f"{answer!r} of type {type(answer).__name__}"
-            raise WrongAnswer(f"{place_of_code(method)}: {cls.__name__}.{key} must return {wanted}, it returned {came}")
+        check_answer(who, answer, text)
         if key == "plan" and isinstance(self, Loop):
-            return counted_plan(self, cast(Plan, answer), name, fired)
+            return counted_plan(self, cast(Plan, answer), name, fired, who)
         fired[name] += 1
-        return answer
+        return held(who, answer, text) if isinstance(answer, Generator) else answer
 
     return call
 
 
-def counted_plan(loop: Loop, plan: Plan, name: str, fired: Counter[str]) -> Plan:
+def held(who: str, steps: Generator[Any, Any, Any], text: object) -> Generator[Any, Any, Any]:
+    """A method that asks effects, as it is; what it answers at its end is held to what stands in ``Effects[...]``."""
+    answer = yield from steps
+    if isinstance(text, str) and text.startswith("Effects["):
+        check_answer(who, answer, text.removeprefix("Effects[").removesuffix("]"))
+    return answer
+
+
+def check_answer(who: str, answer: object, text: object) -> None:
+    """Raise TypeError for an answer that the annotation ``text`` does not allow."""
+    kinds, may_be_none = kinds_of(text)
+    if (answer is None and not may_be_none) or (answer is not None and not isinstance(answer, kinds)):
+        wanted = " or ".join(SPOKEN.get(kind, f"{kind.__name__}") for kind in kinds if kind is not object) or "a value"
+        came = "nothing" if answer is None else f"{answer!r} of type {type(answer).__name__}"
+        raise TypeError(f"{who} must return {wanted}, it returned {came}")
+
+
+def counted_plan(loop: Loop, plan: Plan, name: str, fired: Counter[str], who: str) -> Plan:
     """The phases of a changed list: one that is not the core's counts when it runs, another order counts at once."""
+    for phase in plan:
+        if not callable(phase) or not hasattr(phase, "__name__"):
+            raise TypeError(f"{who} must return a tuple of phases, which are functions; one of them is {phase!r}")
     right = Loop(loop.config, loop.exchange, loop.voting, loop.chain).plan()
     names = [phase.__name__ for phase in plan]
     mine = [phase for phase in plan if not phase.__module__.startswith("ppsim.core.")]
@@ -92,22 +110,30 @@ def counted_plan(loop: Loop, plan: Plan, name: str, fired: Counter[str]) -> Plan
         @wraps(phase)
         def run(rank: Rank) -> Effects[None]:
             fired[name] += 1
-            yield from phase(rank)
+            steps = phase(rank)
+            check_answer(f"{place_of_phase(phase)}: phase {phase.__name__}", steps, "Effects[None]")
+            yield from steps
 
         return run
 
     return tuple(watch(phase) for phase in plan)
 
 
-def kinds_of(original: object) -> tuple[tuple[type, ...], bool]:
+@cache
+def kinds_of(text: object) -> tuple[tuple[type, ...], bool]:
     """What an answer must be by the annotation of the method that is overridden, and whether it may be None."""
-    text = getattr(original, "__annotations__", {}).get("return", "None")
     if not isinstance(text, str):
         return (object,), True
     return KINDS.get(text.split("[")[0], (object,)), text.split("[")[0] == "None" or text.endswith("| None")
 
 
 def place_of_code(method: Callable[..., Any]) -> str:
-    """File and line of a method."""
+    """File and line of a method; the same words wherever the file lies, so that reports can be repeated."""
     code = method.__code__
-    return f"{code.co_filename}, line {code.co_firstlineno}"
+    return f"{Path(code.co_filename).name}, line {code.co_firstlineno}"
+
+
+def place_of_phase(phase: Phase) -> str:
+    """File and line of a phase; a module where there is no more to say."""
+    function = unwrap(getattr(phase, "__func__", phase))
+    return place_of_code(function) if isinstance(function, FunctionType) else str(getattr(phase, "__module__", ""))

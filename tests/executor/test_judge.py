@@ -7,6 +7,7 @@ The simulated run gets the tokens of the real one, so that a sentence may name t
 from __future__ import annotations
 
 import multiprocessing
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -20,10 +21,13 @@ from executor.worker import Report
 from ppsim.check.together import Decides, Record, Shown, in_order
 from ppsim.core.effects import Commit, Decision, Recv
 from ppsim.core.errors import CallsDiffer, InvariantViolation, ProtocolError
-from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Call, CallLog, Lane
 from ppsim.core.outcome import PASS
+from ppsim.core.policy import Policy
+from ppsim.core.request import Request
+from ppsim.core.surroundings import Surroundings
 from ppsim.errors import ScenarioError
+from ppsim.plugin import load
 from ppsim.recording import Recording
 from ppsim.scenario import Scenario
 from ppsim.world import simulate
@@ -90,17 +94,41 @@ def test_without_checks_a_bug_runs_on_and_with_lockstep_alone_it_is_found_by_its
     assert found == simulate(lockstep).verdict
 
 
-def test_a_bug_of_the_simulated_world_is_refused_and_so_are_bugs_beside_hooks() -> None:
+class WatermarkOnLaterRanks(Policy):
+    """Ranks behind the first one decode before they prefill while something runs."""
+
+    def may_prefill(self, running: Sequence[Request], waiting: Sequence[Request], free_tokens: int) -> bool:
+        return self.pp_rank == 0 or not running
+
+
+class WritesTooEarly(Surroundings):
+    """A world that does what only the simulated one can."""
+
+    def write_begins_ns(self, room: int, rank: int, num_tokens: int, computed_ns: int) -> int:
+        return 0
+
+
+def test_a_bug_of_the_simulated_world_is_refused_by_name_and_as_a_class() -> None:
     with pytest.raises(
         ScenarioError, match=r"^bugs: 'store_out_of_order' changes store_age_ns, which only the simulat"
     ):
         execute(scenario_of("store_out_of_order", disaggregation={"role": "prefill"}, **LONG))
+    mine = f"{__name__}:WritesTooEarly"
+    with pytest.raises(ScenarioError, match=rf"^bugs: '{mine}' changes write_begins_ns, which only the simulated"):
+        execute(scenario_of(**LONG), changes=(mine,))
 
-    class Mine(Hooks):
-        pass
 
-    with pytest.raises(ScenarioError, match=r"^bugs: cannot be combined with hooks of the caller's own"):
-        execute(scenario_of("zigzag_slots", **LONG), change=Mine)
+def test_a_class_of_the_caller_is_found_alike_in_both_worlds_also_beside_a_bug_of_the_scenario() -> None:
+    mine = f"{__name__}:WatermarkOnLaterRanks"
+    later = work(row("R1", 0, output=9), row("R2", 4, output=9))
+    for bug in ("", "ratio_decays_twice"):
+        scenario = scenario_of(bug, scheduler={"pp_max_micro_batch_size": 4}, **later)
+        names = (mine, bug) if bug else (mine,)
+        real = execute(scenario, start_method="forkserver", changes=(mine,))
+        simulated = simulate(scenario, change=load(names).change, given=Given(tokens=real.tokens))
+        assert real.verdict.kind == "fail"
+        assert real.verdict == simulated.verdict
+        assert real.verdict.invariant == ("INV-17" if bug else "INV-19")
 
 
 # --- what the launcher makes of the reports, without processes ----------------------------------------------------

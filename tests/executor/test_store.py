@@ -12,7 +12,7 @@ import pytest
 
 from executor.launch import execute
 from executor.store import BROKEN, ConsensusStore
-from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Loop
 from ppsim.core.rank import Plan
 from ppsim.errors import RankDied, ScenarioError
 from ppsim.scenario.load import validate
@@ -129,18 +129,22 @@ def test_a_decode_server_is_refused_with_the_reason() -> None:
         execute(validate(raw(disaggregation={"role": "decode"})))
 
 
-class BreaksTheStore(Hooks):
+class BreaksTheStore(Loop):
     """Planted: the first rank's background thread meets something that it does not expect."""
 
-    def plan(self, steps: Plan) -> Plan:
-        if self.pp_rank == 0:
+    def plan(self) -> Plan:
+        if self.config.is_first:
             ConsensusStore.apply = lambda store, message: 1 / 0  # type: ignore[assignment, method-assign]
-        return steps
+        return super().plan()
 
 
 def test_a_rank_whose_store_breaks_ends_the_run_at_once_and_is_named() -> None:
     """Silence would leave every handshake Bootstrapping for ever: no limit, no watchdog is set here."""
     started = time.monotonic()
     with pytest.raises(RankDied, match=rf"rank 0 of 2 ended with exit code {BROKEN}"):
-        execute(validate(raw(disaggregation={"role": "prefill"})), start_method="forkserver", change=BreaksTheStore)
+        execute(
+            validate(raw(disaggregation={"role": "prefill"})),
+            start_method="forkserver",
+            changes=(f"{__name__}:BreaksTheStore",),
+        )
     assert time.monotonic() - started < 40

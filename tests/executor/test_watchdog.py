@@ -12,7 +12,6 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -25,8 +24,9 @@ from executor.watchdog import Pulse, Watchdog
 from ppsim.check.progress import Stuck
 from ppsim.core.batch import ForwardBatch, Mode
 from ppsim.core.effects import Commit, Effect, Effects, Ingest, Launch, Recv
-from ppsim.core.hooks import Hooks
+from ppsim.core.loop import Loop
 from ppsim.core.messages import Lane
+from ppsim.core.policy import Policy
 from ppsim.core.rank import Plan, Rank
 from ppsim.recording import Verdict
 from ppsim.scenario import Scenario
@@ -263,11 +263,12 @@ def test_a_pause_below_the_limit_passes_and_so_does_a_long_wait_for_a_client() -
 # --- the rank consensus checker on real processes ----------------------------------------------------------------
 
 
-class LosesAPage(Hooks):
+class LosesAPage(Loop):
     """Rank 1 loses a page of KV at the start of iteration 30; nothing is visible for a long time."""
 
-    def plan(self, steps: Plan) -> Plan:
-        return (self.strike, *steps) if self.pp_rank == 1 else steps
+    def plan(self) -> Plan:
+        steps = super().plan()
+        return (self.strike, *steps) if self.config.pp_rank == 1 else steps
 
     def strike(self, rank: Rank) -> Effects[None]:
         if rank.iteration == 30:
@@ -275,16 +276,16 @@ class LosesAPage(Hooks):
         yield from ()
 
 
-class Reorders(Hooks):
+class Reorders(Policy):
     """Rank 1 runs the waiting requests in another order: the next batch already differs."""
 
     def admission_order(self, waiting: list[Any]) -> list[Any]:
         return waiting[::-1] if self.pp_rank == 1 else waiting
 
 
-def checked(hooks: Callable[[int, int], Hooks], interval: int, pp_size: int = 2) -> Verdict:
+def checked(change: type, interval: int, pp_size: int = 2) -> Verdict:
     scenario = serving(pp_size, run={"consensus_check_interval": interval})
-    result = execute(scenario, start_method="forkserver", change=hooks)
+    result = execute(scenario, start_method="forkserver", changes=(f"{__name__}:{change.__name__}",))
     assert no_process_is_left()
     return result.verdict
 

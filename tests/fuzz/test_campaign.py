@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ppsim.core.hooks import Hooks
+from ppsim.core.parts import UNCHANGED
+from ppsim.core.policy import Policy
 from ppsim.core.request import Request
 from ppsim.errors import EXIT_LIVENESS, EXIT_NONDETERMINISM, ScenarioError, UsageError
 from ppsim.fuzz.campaign import TWICE_EVERY, CampaignResult, Order, RoundResult, examine, run_campaign, run_round
@@ -19,6 +20,7 @@ from ppsim.fuzz.probes import DERIVED, NOTED, PAIRS, PROBES
 from ppsim.fuzz.profiles import PROFILES, Profile, covers, profile_of_bugs
 from ppsim.plugin import all_bugs
 from tests.fuzz.generated import experiments_of
+from tests.worlds.making import changed
 
 ORDER = Order("all", 3, 110)
 
@@ -50,10 +52,10 @@ def test_one_example_in_twenty_is_run_twice() -> None:
     assert result.twice == result.num_examples // TWICE_EVERY == 2
 
 
-def test_a_hook_that_keeps_state_between_runs_is_nondeterminism_and_the_first_difference_is_named() -> None:
+def test_a_policy_that_keeps_state_between_runs_is_nondeterminism_and_the_first_difference_is_named() -> None:
     tries = Counter[str]()
 
-    class Alternating(Hooks):
+    class Alternating(Policy):
         """Another order in every other run."""
 
         def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
@@ -67,7 +69,7 @@ def test_a_hook_that_keeps_state_between_runs_is_nondeterminism_and_the_first_di
     found = []
     for experiment in experiments_of("plain", 15):
         result = RoundResult(0, num_examples=TWICE_EVERY - 1)  # so the next one is run twice
-        outcome = examine(experiment, Alternating, result)
+        outcome = examine(experiment, changed(Alternating), result)
         if outcome is not None and outcome.signature is not None:
             found.append(outcome)
     assert found
@@ -96,7 +98,7 @@ def test_conservation_single_replies_and_deadlocks_are_checked(bug: str, invaria
 def test_a_request_that_never_moves_is_a_liveness_failure_once_faults_have_stopped() -> None:
     """Every fault of an experiment ends; then a waiting request must move within the bound that was derived."""
 
-    class Starves(Hooks):
+    class Starves(Policy):
         """Nobody is admitted any more after the first."""
 
         def admission_order(self, waiting: list[Request]) -> list[Request]:
@@ -104,7 +106,7 @@ def test_a_request_that_never_moves_is_a_liveness_failure_once_faults_have_stopp
 
     kinds = set()
     for experiment in experiments_of("plain", 10):
-        outcome = run_experiment(experiment, Starves)
+        outcome = run_experiment(experiment, changed(Starves))
         if outcome.signature is not None:
             kinds.add((outcome.signature.invariant, outcome.verdict.exit_code))
     assert kinds
@@ -224,7 +226,7 @@ def test_a_folder_with_other_files_is_refused_before_anything_runs(tmp_path: Pat
 def test_an_impossible_scenario_is_no_example() -> None:
     impossible = Experiment({"cluster": {"pp_size": 0}, "workload": {"source": "requests"}})
     result = RoundResult(0)
-    assert examine(impossible, Hooks, result) is None
+    assert examine(impossible, UNCHANGED, result) is None
     assert result.num_examples == 0
     with pytest.raises(ScenarioError):
         run_experiment(impossible)

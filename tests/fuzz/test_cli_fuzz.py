@@ -16,12 +16,12 @@ from ppsim.cli.entry import app
 from ppsim.fuzz.probes import PAIRS, PROBES
 
 NEWEST = """
-from ppsim.core.hooks import Hooks
+from ppsim.core.policy import Policy as Right
 from ppsim.plugin import planted
 
 
 @planted("newest", breaks="INV-26", profile="plain", source="this test")
-class Newest(Hooks):
+class Newest(Right):
     def eviction_key(self, node):
         return -node.last_access if self.pp_rank else node.last_access
 """
@@ -33,7 +33,7 @@ PLUGINS = {
     "chancy": "    def admission_order(self, waiting):\n        return sorted(waiting, key=lambda r: random())\n",
     "misspelt": "    def admision_order(self, waiting):\n        return waiting\n",
     "unmade": "    def __init__(self, pp_rank=0):\n        super().__init__(pp_rank)\n",
-    "fine": "    def may_prefill(self, scheduler, slot):\n        return True\n",
+    "fine": "    def may_prefill(self, running, waiting, free_tokens):\n        return True\n",
 }
 
 
@@ -41,7 +41,7 @@ PLUGINS = {
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     for name, body in PLUGINS.items():
-        head = "from random import random\n\nfrom ppsim.core.hooks import Hooks\n\n\nclass Policy(Hooks):\n"
+        head = "from random import random\n\nimport ppsim\n\n\nclass Policy(ppsim.Policy):\n"
         (tmp_path / f"{name}.py").write_text(head + body)
     (tmp_path / "syntax.py").write_text("def (\n")
     (tmp_path / "quits.py").write_text("import sys\n\nsys.exit(0)\n")
@@ -170,9 +170,9 @@ BAD: list[tuple[str, str]] = [
     ("fuzz --plugin .", "plug-in .: there is no such file"),
     ("fuzz --plugin syntax.py", "plug-in syntax.py raises while it is loaded: SyntaxError: "),
     ("fuzz --plugin quits.py", "plug-in quits.py raises while it is loaded: SystemExit: 0"),
-    ("fuzz --plugin nothing.py", "plug-in nothing.py defines neither a class Policy(Hooks) nor a @planted bug"),
+    ("fuzz --plugin nothing.py", "plug-in nothing.py defines neither a class Policy nor a @planted bug"),
     ("fuzz --plugin unmade.py", "Policy(pp_rank, tp_rank) cannot be made: TypeError: "),
-    ("fuzz --plugin misspelt.py", "Policy.admision_order is no hook (did you mean 'admission_order'?"),
+    ("fuzz --plugin misspelt.py", "Policy.admision_order overrides nothing of Policy (did you mean 'admission_order'?"),
     ("run unit --plugin syntax.py", "plug-in syntax.py raises while it is loaded: SyntaxError: "),
     ("explore explore_release --bound aborts=1 --plugin nothing.py", "defines neither"),
     ("explore explore_release --bound aborts=1 --bug free_at_abrt", "did you mean 'free_at_abort'?"),

@@ -19,7 +19,7 @@ from ppsim.cli.entry import app
 from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN, EXIT_USAGE
 from ppsim.fuzz.experiment import Experiment, run_experiment
 from ppsim.fuzz.explore import BoundedChoices, Bounds, Exploration, explore, parse_bounds
-from ppsim.fuzz.repro import load
+from ppsim.fuzz.repro import load as load_repro
 from ppsim.plugin import all_bugs, load
 from ppsim.recording.digest import run_digest
 from ppsim.scenario.load import load_scenario
@@ -192,7 +192,7 @@ def test_what_is_found_replays_bit_for_bit(tmp_path: Path, monkeypatch: pytest.M
     report = json.loads(result.stdout)
     assert {"verdict", "complete", "executions", "states", "bounds", "findings"} <= set(report)
     assert (report["verdict"], report["findings"][0]["invariant"]) == ("fail", "INV-52")
-    saved = load(report["findings"][0]["repro"])
+    saved = load_repro(report["findings"][0]["repro"])
     assert saved.again(saved.run())
     again = ppsim("replay", report["findings"][0]["repro"])
     assert again.exit_code == EXIT_SAFETY

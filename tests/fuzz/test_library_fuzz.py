@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import ppsim
 from ppsim.cli.entry import app
+from ppsim.core.prefix import RadixCache
 from ppsim.fuzz.campaign import CampaignResult, Order, run_campaign
 from ppsim.fuzz.experiment import Experiment
 
@@ -23,11 +24,11 @@ QUICK = settings(max_examples=8, deadline=None, database=None, suppress_health_c
 
 
 @ppsim.planted("rows_by_rank", breaks="INV-13", profile="plain", source="tests")
-class ByRank(ppsim.Policy):
+class ByRank(RadixCache):
     """Every rank has its own idea of recency: the ranks fall out of step as soon as memory is short."""
 
-    def access_stamp(self, clock: int) -> int:
-        return -clock if self.pp_rank else clock
+    def stamp(self) -> int:
+        return -super().stamp() if self.policy.pp_rank else super().stamp()
 
 
 def test_a_campaign_is_that_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

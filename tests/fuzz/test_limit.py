@@ -21,7 +21,7 @@ from ppsim.cli.entry import app
 from ppsim.fuzz import limit
 from ppsim.fuzz.limit import Limit, OutOfTime
 
-HEAD = "import time\nfrom ppsim.core.hooks import Hooks\n\n\nclass Policy(Hooks):\n"
+HEAD = "import time\nimport ppsim\n\n\nclass Policy(ppsim.Policy):\n"
 ORDER = HEAD + "    def admission_order(self, waiting):\n"
 LOOPS = (
     ORDER
@@ -68,16 +68,26 @@ TELLS = (
 )
 BUILDS = (
     HEAD
-    + """    def arguments(self, config):
+    + """    pass
+
+
+from ppsim.core.rank import Rank
+
+
+class Sleeps(Rank):
+    def __init__(self, *parts):
         time.sleep(3600)
+
+
+CHANGES = [Sleeps]
 """
 )
-HARMLESS = """from ppsim.core.hooks import Hooks
+HARMLESS = """from ppsim.core.policy import Policy
 from ppsim.plugin import planted
 
 
 @planted("harmless", breaks="INV-01", profile="plain", source="here")
-class Harmless(Hooks):
+class Harmless(Policy):
     pass
 """
 LOOPING = {"loops": LOOPS, "sleeps": SLEEPS, "greedy": GREEDY}

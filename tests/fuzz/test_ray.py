@@ -48,7 +48,7 @@ def test_a_plugin_travels_with_the_campaign(cluster: str, tmp_path: Path, monkey
     """The workers of a cluster do not have the folder in which the campaign was started."""
     monkeypatch.chdir(tmp_path)
     Path("mine.py").write_text(
-        "from ppsim.core.hooks import Hooks\n\n\nclass Policy(Hooks):\n"
+        "import ppsim\n\n\nclass Policy(ppsim.Policy):\n"
         "    def eviction_key(self, node):\n        return -node.last_access if self.pp_rank else node.last_access\n"
     )
     result = run_campaign(Order("plain", 0, 60, plugin="mine.py"), ray_address=cluster, shrink=False)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ppsim.core.hooks import Hooks
+from ppsim.core.parts import UNCHANGED
 from ppsim.errors import UsageError
 from ppsim.fuzz.campaign import Finding, Order, run_campaign
 from ppsim.fuzz.emit import WIDTH, literal, regression_test, tape_lines
@@ -66,7 +66,7 @@ def test_it_replays_bit_for_bit_in_another_process(file: Path) -> None:
 
 def test_without_the_bug_it_passes_and_is_not_the_saved_failure(file: Path) -> None:
     repro = load(str(file))
-    outcome = run_experiment(repro.experiment, Hooks)
+    outcome = run_experiment(repro.experiment, UNCHANGED)
     assert outcome.verdict.kind == "pass"
     assert not repro.again(outcome)
 
@@ -152,19 +152,19 @@ def test_an_emitted_test_is_red_where_the_bug_is_not_found(finding: Finding, tmp
 def test_a_finding_in_the_protocol_itself_becomes_one_test_that_it_holds(finding: Finding) -> None:
     repro = finding.repro
     own = regression_test(Repro(repro.experiment, repro.signature, repro.digest, None), "own")
-    assert "hooks_for" not in own
+    assert "ppsim.plugin" not in own
     assert own.count("def test_") == 1
 
 
 def test_a_plugin_is_named_in_the_emitted_test(tmp_path: Path) -> None:
     plugin = tmp_path / "mine.py"
     plugin.write_text(
-        "from ppsim.core.hooks import Hooks\n\n\nclass Policy(Hooks):\n"
+        "import ppsim\n\n\nclass Policy(ppsim.Policy):\n"
         "    def eviction_key(self, node):\n        return -node.last_access if self.pp_rank else node.last_access\n"
     )
     repro = found(Order("plain", 0, 100, plugin=str(plugin))).repro
     source = regression_test(repro, "mine")
-    assert f'load_plugin("{plugin}")' in source
+    assert f'load([], "{plugin}").change' in source
     assert "2 passed" in run_pytest(tmp_path, source).stdout
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ppsim.core.hooks import Hooks
+from ppsim.core.parts import UNCHANGED
 from ppsim.fuzz import shrink
 from ppsim.fuzz.experiment import ANY_ROLE, Chooser, Experiment, Outcome, Signature, run_experiment
 from ppsim.fuzz.shrink import PASSES, Shrinker, simpler_tape
@@ -23,13 +23,13 @@ def world(monkeypatch: pytest.MonkeyPatch) -> Callable[[Bad], Shrinker]:
     """A shrinker over a made-up world: an experiment fails if a predicate says so. No run is needed."""
 
     def shrinker(bad: Bad, signature: Callable[[Experiment], Signature] = lambda e: BUG) -> Shrinker:
-        def fake(experiment: Experiment, hooks: object = None, choices: object = None, **_: object) -> Outcome:
+        def fake(experiment: Experiment, change: object = None, choices: object = None, **_: object) -> Outcome:
             fails = bad(experiment)
             verdict = Verdict("fail", 1, "") if fails else Verdict("pass", 0, "")
             return Outcome(verdict, "", signature(experiment) if fails else None, experiment.tape)
 
         monkeypatch.setattr(shrink, "run_experiment", fake)
-        return Shrinker(BUG, Hooks)
+        return Shrinker(BUG, UNCHANGED)
 
     return shrinker
 
@@ -135,7 +135,7 @@ def test_a_chooser_stays_until_nothing_coarse_can_go_then_its_tape_is_taken(
         kept.append(e.chooser == chooser)
         return (e.chooser == chooser or any(e.tape)) and len(requests_of(e)) >= 2
 
-    def taped(e: Experiment, hooks: object = None, choices: object = None, **_: object) -> Outcome:
+    def taped(e: Experiment, change: object = None, choices: object = None, **_: object) -> Outcome:
         return Outcome(Verdict("fail", 1, ""), "", BUG if bad(e) else None, e.tape or (0, 4, 0, 0))
 
     shrinker = world(bad)
@@ -164,5 +164,5 @@ def test_a_shrunk_failure_still_fails_alike_in_the_real_world() -> None:
     before, after = found.original.size(), found.repro.experiment.size()
     assert after["requests"] == 1 <= before["requests"]
     assert after["pp_size"] <= 3
-    assert found.repro.signature.is_like(run_experiment(found.repro.experiment, result.order.hooks()).signature)
-    assert run_experiment(found.original, result.order.hooks()).signature is not None
+    assert found.repro.signature.is_like(run_experiment(found.repro.experiment, result.order.loaded().change).signature)
+    assert run_experiment(found.original, result.order.loaded().change).signature is not None

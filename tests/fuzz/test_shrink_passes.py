@@ -69,15 +69,15 @@ def test_times_of_two_pipelines_become_smaller_too() -> None:
 
 def test_a_scenario_that_the_right_protocol_does_not_survive_is_no_smaller_form_of_a_bug() -> None:
     """On links that block, everybody sends first: a deadlock with the bug, and with the scenario's own order alike."""
-    hooks = load(["all_send_first"]).change
+    change = load(["all_send_first"]).change
     failing = next(
         (e, outcome.signature)
         for e in experiments_of("blocking", 30)
-        if (outcome := run_experiment(e, hooks)).signature is not None and outcome.signature.invariant == "INV-40"
+        if (outcome := run_experiment(e, change)).signature is not None and outcome.signature.invariant == "INV-40"
     )
     experiment, signature = failing
     assert signature is not None
-    smallest = Shrinker(signature, hooks).shrink(experiment)
+    smallest = Shrinker(signature, change).shrink(experiment)
     assert run_experiment(smallest).verdict.kind == "pass"
     assert smallest.raw["scheduler"]["exchange_order"] == "parity"
 

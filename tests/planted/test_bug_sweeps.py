@@ -11,9 +11,11 @@ from itertools import product
 
 import pytest
 
+from ppsim.core.config import RankConfig
 from ppsim.core.effects import Recv
-from ppsim.core.hooks import Hooks
+from ppsim.core.exchange import Exchange
 from ppsim.core.messages import Output
+from ppsim.core.parts import build_rank
 from ppsim.core.rank import Rank
 from ppsim.plugin import load
 from ppsim.recording import Recording
@@ -21,7 +23,7 @@ from ppsim.scenario.load import load_scenario
 from ppsim.world.driver import SimulatedRank
 from ppsim.world.simulate import simulate
 from tests.planted.catalogue import BARE, FOLDER, entries
-from tests.worlds.making import forward_starts, launches, tokens_of
+from tests.worlds.making import changed, forward_starts, launches, tokens_of
 
 ENTRIES = entries()
 MS = 1_000_000
@@ -83,13 +85,15 @@ def test_b54_the_typed_inbox_alone_sorts_out_hidden_states_that_come_too_early()
 def test_b57_every_relay_carries_the_logprobs_of_one_row_in_each_of_four_batches() -> None:
     seen: dict[int, list[int]] = defaultdict(list)
 
-    class Count(Hooks):
-        def sends_output(self, rank: Rank, output: Output) -> bool:
-            seen[rank.config.pp_rank].append(output.num_logprobs)
-            return True
+    class Count(Exchange):
+        def output_to_send(self, rank: Rank) -> Output | None:
+            output = super().output_to_send(rank)
+            if output is not None:
+                seen[rank.config.pp_rank].append(output.num_logprobs)
+            return output
 
     scenario = load_scenario(str(FOLDER / "b57_logprobs.toml"), ("cluster.pp_size=3",))
-    assert simulate(scenario, change=Count).verdict.kind == "pass"
+    assert simulate(scenario, change=changed(Count)).verdict.kind == "pass"
     assert dict(seen) == {rank: [1, 1, 1, 1] for rank in range(3)}
 
 
@@ -121,7 +125,8 @@ def test_b64_a_stage_begins_where_the_one_before_it_ends(layers: list[int], offs
         f"cluster.pp_size={len(layers)}",
     )
     assert passed("B64", *sets).replies
-    assert [Hooks().first_layer(tuple(layers), rank) for rank in range(len(layers))] == offsets
+    ranks = [build_rank(RankConfig(rank, len(layers), layers=tuple(layers))) for rank in range(len(layers))]
+    assert [rank.first_layer for rank in ranks] == offsets
     broken = ENTRIES[entry("B64")].run(*sets, bug=True).verdict
     assert broken.kind == "fail"
     assert f"hidden states behind {layers[broken.rank or 0] * (broken.rank or 0)} layers" in broken.message

@@ -178,8 +178,8 @@ TABLE: dict[int, tuple[str, Changes]] = {
 
 
 def outcome(changes: Changes, bug: str | None = None) -> Verdict:
-    hooks = load([bug]).change if bug else None
-    return run({**changes, "run.invariants": True, "run.max_iterations": 500}, change=hooks).verdict
+    change = load([bug]).change if bug else None
+    return run({**changes, "run.invariants": True, "run.max_iterations": 500}, change=change).verdict
 
 
 @pytest.mark.parametrize("number", TABLE)

@@ -8,9 +8,9 @@ import pytest
 
 from ppsim.core.admission import Growth, PrefillAdder, Result, expected_growth, full_growth
 from ppsim.core.config import RankConfig
-from ppsim.core.hooks import Hooks
 from ppsim.core.messages import NewRequest
 from ppsim.core.node import Match
+from ppsim.core.policy import Policy
 from ppsim.core.pool import Pool
 from ppsim.core.prefix import RadixCache
 from ppsim.core.ratio import NewTokenRatio
@@ -33,7 +33,7 @@ class Table:
 
     def __init__(self, conf: RankConfig, tokens: int, *, cached: int = 0, growth: int = 0, num_mixed: int = 0) -> None:
         self.pool = Pool(tokens, conf.page_size)
-        self.tree = RadixCache(self.pool, Hooks())
+        self.tree = RadixCache(self.pool, Policy())
         if cached:
             pages = self.pool.alloc(cached // conf.page_size)
             self.tree.insert(pack([7] * cached), pages)

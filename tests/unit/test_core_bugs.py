@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 
 from ppsim.core.config import RankConfig
-from ppsim.core.hooks import Hooks
 from ppsim.core.messages import AbortReq, NewRequest
+from ppsim.core.parts import parts_with
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import Slot
 from ppsim.errors import ScenarioError
@@ -31,11 +31,9 @@ def made(rid: str, length: int, output: int) -> NewRequest:
     return request(rid, prompt(rid, length), output)
 
 
-def run(
-    config: RankConfig, capacity: int, *arrivals: tuple[int, NewRequest], hooks: Hooks | None = None
-) -> tuple[OneRank, list[Visit]]:
+def run(config: RankConfig, capacity: int, *arrivals: tuple[int, NewRequest]) -> tuple[OneRank, list[Visit]]:
     """Run to the end; all visits."""
-    rank = OneRank(Experiment(config, capacity, tuple(Arrival(*a) for a in arrivals)), hooks or Hooks())
+    rank = OneRank(Experiment(config, capacity, tuple(Arrival(*a) for a in arrivals)))
     return rank, list(rank.visits())
 
 
@@ -73,11 +71,11 @@ def test_b17_a_half_prefilled_request_that_holds_the_only_row_goes_on() -> None:
 
 
 def test_b17_with_the_free_place_test_in_front_nothing_is_launched_after_iteration_0() -> None:
-    class PlaceFirst(Hooks):
-        def may_continue_chunk(self, scheduler: Scheduler, slot: Slot, num_places: int) -> bool:
-            return num_places > 0
+    class PlaceFirst(Scheduler):
+        def may_continue_chunk(self, slot: Slot, num_places: int) -> bool:
+            return super().may_continue_chunk(slot, num_places) and num_places > 0
 
-    rank = OneRank(Experiment(B17, ROOMY, (Arrival(0, made("R1", 100, 1)),)), PlaceFirst())
+    rank = OneRank(Experiment(B17, ROOMY, (Arrival(0, made("R1", 100, 1)),)), parts=parts_with([PlaceFirst]))
     visits = [rank.visit() for _ in range(50)]
     assert launches(visits) == [(0, [("R1", 64)])]
 
@@ -166,11 +164,11 @@ def test_b86_as_sglang_counts_rows_the_last_prompt_waits_for_the_others_to_end()
     assert [i for i, _ in launches(visits)] == [0, 1, 2, 3, 4, 205, 206]
 
 
-class NeverCleared(Hooks):
+class NeverCleared(Scheduler):
     """The flag falls with nothing but the merge, as reported."""
 
-    def clears_full_flag(self, slot: Slot, shrank: bool) -> bool:
-        return False
+    def reopen(self, slot: Slot) -> None:
+        pass
 
 
 def test_b86_a_flag_that_no_decode_clears_starves_the_next_request() -> None:
@@ -179,7 +177,7 @@ def test_b86_a_flag_that_no_decode_clears_starves_the_next_request() -> None:
     healthy = OneRank(Experiment(config, ROOMY, arrivals))
     starts = [i for i, batch in launches(list(healthy.visits())) if ("R3", 8) in batch]
     assert starts == [5], "R2 ends in the harvest of iteration 3, and the decode of iteration 4 drops it"
-    faulty = OneRank(Experiment(config, ROOMY, arrivals), NeverCleared())
+    faulty = OneRank(Experiment(config, ROOMY, arrivals), parts=parts_with([NeverCleared]))
     assert [i for i, batch in launches([faulty.visit() for _ in range(500)]) if ("R3", 8) in batch] == []
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from ppsim.core.config import RankConfig
-from ppsim.core.hooks import Hooks
-from ppsim.core.kv import KVCache
 from ppsim.core.messages import NewRequest
 from ppsim.core.order import waiting_order
+from ppsim.core.parts import RIGHT
+from ppsim.core.policy import Policy
 from ppsim.core.request import Request
 from ppsim.core.tokens import pack
 
@@ -22,7 +22,7 @@ def order(
 ) -> list[str]:
     """Names in the order of the policy, with these sequences in the cache."""
     config = RankConfig(0, 1, schedule_policy=policy, enable_radix_cache=radix, page_size=page)
-    kv = KVCache(config, 4000, Hooks())
+    kv = RIGHT.kv_cache(config, 4000, 0, Policy())
     for tokens in cached:
         pages = kv.pool.alloc(len(tokens) // page)
         kv.tree.insert(pack(tokens), pages)
@@ -72,7 +72,7 @@ def test_two_equal_prompts_of_just_32_tokens_share_all_of_them() -> None:
 
 def test_the_matches_made_for_sorting_refresh_and_split() -> None:
     config = RankConfig(0, 1, schedule_policy="lpm")
-    kv = KVCache(config, 100, Hooks())
+    kv = RIGHT.kv_cache(config, 100, 0, Policy())
     for tokens in ([1, 1, 1, 1], [2, 2, 2, 2]):
         pages = kv.pool.alloc(4)
         kv.tree.insert(pack(tokens), pages)

@@ -8,8 +8,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ppsim.core.errors import PoolError
-from ppsim.core.hooks import Hooks
 from ppsim.core.node import Node
+from ppsim.core.policy import Policy
 from ppsim.core.pool import Pool
 from ppsim.core.prefix import RadixCache
 from ppsim.core.tokens import pack
@@ -27,7 +27,7 @@ class RadixAgainstSpans(RuleBasedStateMachine):
     def start(self, page: int) -> None:
         self.page = page
         self.pool = Pool(NUM_PAGES * page, page)
-        self.tree = RadixCache(self.pool, Hooks())
+        self.tree = RadixCache(self.pool, Policy())
         self.naive = NaiveTree(page)
         self.content: dict[Tokens, int] = {}
         self.locks: list[tuple[Node, Tokens]] = []
@@ -114,7 +114,7 @@ TestRadix.settings = settings(max_examples=80, stateful_step_count=40, deadline=
 
 def test_unlocking_more_often_than_locking_is_an_error() -> None:
     pool = Pool(8, 1)
-    tree = RadixCache(pool, Hooks())
+    tree = RadixCache(pool, Policy())
     tree.insert(pack([1, 2, 3]), pool.alloc(3))
     node = tree.match(pack([1, 2, 3])).node
     tree.lock(node)
@@ -125,7 +125,7 @@ def test_unlocking_more_often_than_locking_is_an_error() -> None:
 
 def test_touching_nodes_for_ever_does_not_grow_the_list_of_candidates() -> None:
     pool = Pool(64, 1)
-    tree = RadixCache(pool, Hooks())
+    tree = RadixCache(pool, Policy())
     for first in range(8):
         tree.insert(pack([first, 9, 9]), pool.alloc(3))
     for _ in range(1000):

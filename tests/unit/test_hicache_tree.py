@@ -10,9 +10,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from ppsim.core.actions import Copy, FetchStored, LoadBack, WriteBack, WriteThrough
 from ppsim.core.errors import PoolError
 from ppsim.core.hicache import HiRadixCache, Operation
-from ppsim.core.hooks import Hooks
 from ppsim.core.node import Match, Node
 from ppsim.core.observations import CopyKey
+from ppsim.core.policy import Policy
 from ppsim.core.pool import Pool
 from ppsim.core.tokens import pack
 from tests.interactions.naive_tiers import NaiveTiers, Tokens
@@ -35,7 +35,7 @@ class TiersAgainstSpans(RuleBasedStateMachine):
     def start(self, page: int, host: int, policy: str) -> None:
         self.page = page
         self.pool = Pool(NUM_PAGES * page, page)
-        self.tree = HiRadixCache(self.pool, Hooks(), host * page, f"write_{policy}", self.ask)
+        self.tree = HiRadixCache(self.pool, Policy(), host * page, f"write_{policy}", self.ask)
         self.naive = NaiveTiers(page, host, policy == "through")
         self.device: dict[int, Tokens] = {}
         self.host: dict[int, Tokens] = {}
@@ -232,7 +232,7 @@ TestTiers.settings = settings(max_examples=80, stateful_step_count=40, deadline=
 
 def tree(host_pages: int, policy: str = "write_through", num_pages: int = 16) -> tuple[HiRadixCache, list[Copy]]:
     asked: list[Copy] = []
-    made = HiRadixCache(Pool(num_pages, 1), Hooks(), host_pages, policy, asked.append)
+    made = HiRadixCache(Pool(num_pages, 1), Policy(), host_pages, policy, asked.append)
     return made, asked
 
 

@@ -51,11 +51,11 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "workload": ({"core", "cost", "scenario"}, {"numpy", "tokenizers", "zstandard", "compression"}),
     "recording": ({"core", "cost"}, {"tomli_w", "numpy"}),
     "sglang": ({"core", "cost", "scenario"}, {"yaml"}),
-    "planted": ({"core"}, set()),
+    "plugin": ({"core"}, set()),
     "conform": ({"core"}, set()),
-    "world": ({"core", "check", "cost", "scenario", "workload", "recording", "planted"}, {"numpy", "simpy"}),
+    "world": ({"core", "check", "cost", "scenario", "workload", "recording", "plugin"}, {"numpy", "simpy"}),
     "fuzz": (
-        {"core", "check", "cost", "scenario", "workload", "recording", "world", "planted"},
+        {"core", "check", "cost", "scenario", "workload", "recording", "world", "plugin"},
         {"numpy", "simpy", "hypothesis", "ray"},
     ),
     "plan": (
@@ -71,7 +71,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "workload",
             "recording",
             "sglang",
-            "planted",
+            "plugin",
             "world",
             "fuzz",
             "plan",
@@ -82,7 +82,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
 }
 PUBLIC = {"__init__", "__main__"}  # ppsim itself: everything, lazily
 CORE_VOCABULARY = {"effects", "messages", "batch", "tokens", "agreed"}  # what report may name of the core: types
-EXECUTOR = {"core", "check", "cost", "scenario", "workload", "recording", "planted"}
+EXECUTOR = {"core", "check", "cost", "scenario", "workload", "recording", "plugin"}
 
 
 def imports(path: Path) -> Iterator[tuple[int, str, tuple[str, ...]]]:
@@ -186,6 +186,10 @@ def test_every_import_keeps_to_the_table() -> None:
         ("report", "ppsim.world.simulate", ()),
         ("report", "ppsim.core.scheduler", ("Scheduler",)),
         ("report", "ppsim", ("world",)),
+        ("plugin", "ppsim.check.invariants", ("check_rule",)),
+        ("plugin", "ppsim.fuzz.bugs", ()),
+        ("core", "ppsim.plugin", ("load",)),
+        ("executor", "ppsim.fuzz.bugs", ()),
         ("executor", "simpy", ()),
         ("executor", "ppsim.world.network", ()),
         ("errors", "ppsim.core.effects", ()),

@@ -96,7 +96,7 @@ def test_what_type_checkers_see_is_what_there_is() -> None:
     for name, (module, original) in seen.items():
         there = getattr(sys.modules.get(module) or __import__(module, fromlist=[original]), original)
         mine = getattr(ppsim, name)
-        if inspect.ismodule(mine):  # fuzz and planted: packages that are called like the function
+        if inspect.ismodule(mine):  # fuzz: a package that is called like the function
             assert (mine.__name__, callable(mine)) == (f"ppsim.{name}", True)
         else:
             assert mine is there, name
@@ -104,7 +104,7 @@ def test_what_type_checkers_see_is_what_there_is() -> None:
 
 
 def test_two_packages_are_called_like_the_functions_of_their_names_whoever_imports_them_first() -> None:
-    for first in ("import ppsim.fuzz.profiles, ppsim.planted.registry", "import ppsim"):
+    for first in ("import ppsim.fuzz.profiles, ppsim.plugin.loader", "import ppsim"):
         code = f"{first}\nimport ppsim\nfrom ppsim import fuzz, planted\n" + (
             "assert ppsim.fuzz is fuzz and ppsim.planted is planted\n"
             "mark = ppsim.planted('x', breaks='INV-26', profile='plain', source='here')\n"

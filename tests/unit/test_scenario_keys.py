@@ -17,12 +17,14 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from ppsim.core.hooks import Hooks
+from ppsim.core.agreed import Agreed
+from ppsim.core.prefix import RadixCache
+from ppsim.core.rank import NO_HOST_TIER, Rank
 from ppsim.errors import PpsimError
 from ppsim.recording.writer import lines
 from ppsim.scenario.load import section_in
 from ppsim.scenario.tree import Scenario as Tree
-from tests.worlds.making import UNIT, requests, run, scenario
+from tests.worlds.making import UNIT, changed, requests, run, scenario
 
 
 def keys_of(model: type[BaseModel], place: str = "") -> Iterator[str]:
@@ -254,26 +256,26 @@ def listing(changes: dict[str, Any]) -> object:
         return CliRunner().invoke(app, ["list", "scenarios"]).stdout
 
 
-class OwnPool(Hooks):
+class OwnPool(Rank):
     """Planted: each rank keeps the pool that its own memory allows."""
 
-    def capacity(self, agreed_tokens: int, local_tokens: int) -> int:
-        return local_tokens
+    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] = NO_HOST_TIER) -> None:
+        super().start(Agreed(self.local_tokens[0], "nobody else"), host_tokens)
 
 
 def with_unequal_pools(changes: dict[str, Any]) -> object:
-    return behaviour(changes, change=OwnPool)
+    return behaviour(changes, change=changed(OwnPool))
 
 
-class StampsFromRank(Hooks):
+class StampsFromRank(RadixCache):
     """Planted: a rank stamps cache nodes with a clock of its own, which no decision shows for a while."""
 
-    def access_stamp(self, clock: int) -> int:
-        return clock + self.pp_rank
+    def stamp(self) -> int:
+        return super().stamp() + self.policy.pp_rank
 
 
 def with_own_stamps(changes: dict[str, Any]) -> object:
-    return behaviour(changes, change=StampsFromRank)
+    return behaviour(changes, change=changed(StampsFromRank))
 
 
 def refusal(changes: dict[str, Any]) -> object:
