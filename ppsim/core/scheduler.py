@@ -8,7 +8,7 @@ leaves a choice, the value of docs/decisions/0001-open-choices.md.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ppsim.core.admission import Growth, PrefillAdder, Result, expected_growth, full_growth
 from ppsim.core.agreed_call import agreed_call
@@ -23,17 +23,6 @@ from ppsim.core.order import waiting_order
 from ppsim.core.request import Event, Request, State
 from ppsim.core.slots import LaunchedBatch, Slot
 from ppsim.core.turns import continue_behind, count_prefill, decode_goes_first, waiting_goes_first
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One request's part of the batch that is being made."""
-
-    request: Request
-    prefix_len: int
-    new_tokens: int
-    is_last_chunk: bool
-    is_decode: bool
 
 
 class Scheduler(Intake):
@@ -209,36 +198,35 @@ class Scheduler(Intake):
         self.waiting = [r for r in self.waiting if r not in taken]
 
     def _launch_prefill(self, slot: Slot, iteration: int, adder: PrefillAdder) -> LaunchedBatch | None:
-        rows: list[Row] = []
+        pieces: list[Piece[Request]] = []
         self.chunked = adder.new_chunked
         put_back: list[Request] = []
-        self.kv.evict_ahead(sum(item.new_tokens for item in adder.admitted), len(adder.admitted))
-        for item in adder.admitted:
-            request = item.request
-            if not self.kv.can_grow(request, item.new_tokens) or self.hooks.allocation_fails(request):
+        self.kv.evict_ahead(sum(piece.new_tokens for piece in adder.admitted), len(adder.admitted))
+        for piece in adder.admitted:
+            request = piece.kv
+            if not self.kv.can_grow(request, piece.new_tokens) or self.hooks.allocation_fails(request):
                 self.note("put back")
                 put_back.append(request)  # defined end instead of a crash: it waits again, first in line
                 continue
-            prefix_len = request.kv_len
-            self.kv.grow(request, item.new_tokens)
+            self.kv.grow(request, piece.new_tokens)
             request.on(Event.LAUNCH_CHUNK)
-            if not item.is_last_chunk:
+            if not piece.is_last_chunk:
                 request.inflight_middle_chunks += 1
                 if request.inflight_middle_chunks > 2:
                     self.note("third chunk")
-            if item.new_tokens == 0:
+            if piece.new_tokens == 0:
                 self.note("piece of no token")
-            rows.append(Row(request, prefix_len, item.new_tokens, item.is_last_chunk, False))
+            pieces.append(piece)
         if put_back:
             self._put_back(put_back)
             slot.batch_is_full = False  # it was full with those who are not in it now
-        if not rows:
+        if not pieces:
             return None
         mode = Mode.EXTEND
-        if self.config.enable_mixed_chunk and self._mix_decode(slot, rows):
+        if self.config.enable_mixed_chunk and self._mix_decode(slot, pieces):
             mode = Mode.MIXED
         self.decode_turns = self.config.prefill_decode_interval
-        return self._batch(slot, iteration, mode, rows)
+        return self._batch(slot, iteration, mode, pieces)
 
     def _put_back(self, requests: list[Request]) -> None:
         for request in requests:
@@ -249,17 +237,17 @@ class Scheduler(Intake):
             self.kv.retract(request)
         self.waiting = [r for r in requests if r is not self.chunked] + self.waiting
 
-    def _mix_decode(self, slot: Slot, rows: list[Row]) -> bool:
+    def _mix_decode(self, slot: Slot, pieces: list[Piece[Request]]) -> bool:
         """Append the slot's decode set to a prefill batch, one token each (protocol.md 4.8).
 
         The slot's decode set is a new, empty one behind it, which keeps ``batch_is_full``.
         """
-        if not slot.running or any(r.spec.return_logprob for r in slot.running + [row.request for row in rows]):
+        if not slot.running or any(r.spec.return_logprob for r in slot.running + [piece.kv for piece in pieces]):
             return False
         slot.running = [r for r in slot.running if r.state is State.DECODE]
         if not slot.running or not self._decode_fits(slot.running):
             return False
-        rows += self._grow_all(slot.running)
+        pieces += self._grow_all(slot.running)
         slot.running = []
         return True
 
@@ -320,44 +308,42 @@ class Scheduler(Intake):
         reason = "out of KV memory: the next token does not fit, and no other request of the slot can be retracted"
         self.end(request, Event.ABORT, reason)
 
-    def _grow_all(self, running: list[Request]) -> list[Row]:
+    def _grow_all(self, running: list[Request]) -> list[Piece[Request]]:
         """One token more for each. SGLang evicts nothing ahead where one of them wants logprobs (kv.py)."""
         if not any(r.spec.return_logprob for r in running):
             self.kv.evict_ahead(0, len(running))
         return [self._grow_one(request) for request in running]
 
-    def _grow_one(self, request: Request) -> Row:
+    def _grow_one(self, request: Request) -> Piece[Request]:
         prefix_len = request.kv_len
         self.kv.grow(request, 1)
         request.on(Event.LAUNCH_DECODE)
-        return Row(request, prefix_len, 1, True, True)
+        return Piece(request.rid, prefix_len, 1, True, True, request)
 
     # --- launch and harvest ----------------------------------------------------------------------------------
 
-    def _batch(self, slot: Slot, iteration: int, mode: Mode, rows: list[Row]) -> LaunchedBatch:
+    def _batch(self, slot: Slot, iteration: int, mode: Mode, pieces: list[Piece[Request]]) -> LaunchedBatch:
         """Freeze the batch. ``contains_last_prefill_chunk`` is SGLang's definition (protocol.md 2.4)."""
         config = self.config
-        contains_last = self.chunked is None or len(rows) > 1 or rows[0].is_last_chunk
-        logprob = any(row.request.spec.return_logprob for row in rows)
-        pure_middle = mode is Mode.EXTEND and len(rows) == 1 and not contains_last and not logprob
-        for row in rows:
-            row.request.num_inflight += 1
+        contains_last = self.chunked is None or len(pieces) > 1 or pieces[0].is_last_chunk
+        requests = tuple(piece.kv for piece in pieces)
+        logprob = any(request.spec.return_logprob for request in requests)
+        pure_middle = mode is Mode.EXTEND and len(pieces) == 1 and not contains_last and not logprob
+        for request in requests:
+            request.num_inflight += 1
         forward = ForwardBatch(
             iteration,
             slot.index,
             mode,
-            tuple(
-                Piece(row.request.rid, row.prefix_len, row.new_tokens, row.is_last_chunk, row.is_decode, row.request)
-                for row in rows
-            ),
-            sum(row.new_tokens for row in rows),
+            tuple(pieces),
+            sum(piece.new_tokens for piece in pieces),
             can_run_cuda_graph=config.cuda_graph and mode is Mode.DECODE,
             skip_output_comm=config.skip_pure_chunk_output and pure_middle,
         )
         if forward.skip_output_comm:
             self.note("skipped output")
         chunked_rid = self.chunked.rid if self.chunked else None
-        return LaunchedBatch(forward, tuple(row.request for row in rows), chunked_rid)
+        return LaunchedBatch(forward, requests, chunked_rid)
 
     @agreed_call("INV-41", "iteration", "token_ids", result=("result",))
     def absorb(self, iteration: int, token_ids: tuple[int, ...] | None) -> Harvest:
