@@ -159,6 +159,7 @@ def event_loop_pp(rank: Rank, plan: Plan | None = None) -> Effects[None]:
                 return
         if rank.checker is not None:
             yield from checker.compare(rank)
+        rank.journal.flush()
         rank.iteration += 1
 
 

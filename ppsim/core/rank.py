@@ -12,8 +12,9 @@ from ppsim.core.agreed import Agreed
 from ppsim.core.channels import Endpoint
 from ppsim.core.checker import Checker, start_checker
 from ppsim.core.config import RankConfig
-from ppsim.core.effects import Harvest, Work
+from ppsim.core.effects import Work
 from ppsim.core.hooks import Hooks
+from ppsim.core.journal import Journal
 from ppsim.core.messages import Hidden, Input, Lane, Output, Verdict
 from ppsim.core.pd_decode import DecodeRole
 from ppsim.core.pd_prefill import PrefillRole
@@ -34,6 +35,7 @@ class Rank:
     iteration: int = 0
     stopped: bool = False
     started: Scheduler | None = None
+    journal: Journal = field(default_factory=Journal)
     checker: Checker | None = None  # None: no call is recorded
     send_req_work: list[Work] = field(default_factory=list)
     send_proxy_work: list[Work] = field(default_factory=list)
@@ -56,7 +58,6 @@ class Rank:
     batch: LaunchedBatch | None = None
     hidden: Hidden | None = None  # received for this batch
     hidden_out: Hidden | None = None  # produced by this batch
-    result: Harvest | None = None  # of this iteration, not yet reported
     received: Output | None = None  # output of the slot that is harvested in this iteration
 
     @property
@@ -68,7 +69,7 @@ class Rank:
     def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] | None = None) -> None:
         """Make the scheduler from the agreed capacities (None: no host tier); nothing local can reach it."""
         num_host_tokens = 0 if host_tokens is None else host_tokens.value
-        self.started = Scheduler(self.config, capacity_tokens.value, self.hooks, num_host_tokens)
+        self.started = Scheduler(self.config, capacity_tokens.value, self.hooks, num_host_tokens, self.journal)
         self.started.role = ROLES[self.config.role](self.started)
         self.checker = start_checker(self)
 

@@ -8,7 +8,6 @@ leaves a choice, the value of docs/decisions/0001-open-choices.md.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import replace
 
 from ppsim.core.admission import Growth, PrefillAdder, Result, expected_growth, full_growth
 from ppsim.core.agreed_call import agreed_call
@@ -19,6 +18,22 @@ from ppsim.core.effects import CLOSED, DEFERRED, Decision, Harvest, Reply
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.foresight import Foresight
 from ppsim.core.intake import Intake
+from ppsim.core.journal import (
+    AbortFound,
+    Absorbed,
+    Advanced,
+    ChunkCut,
+    ChunkParked,
+    DecodeHeldUp,
+    Delivered,
+    Ended,
+    Launched,
+    NotTaken,
+    PutBack,
+    Retracted,
+    Unfit,
+    Why,
+)
 from ppsim.core.order import waiting_order
 from ppsim.core.request import Event, Request, State
 from ppsim.core.slots import LaunchedBatch, Slot
@@ -36,17 +51,16 @@ class Scheduler(Intake):
         slot = self.slots.current(iteration)
         self._stash_chunk()
         self._merge_last_batch(slot)
-        retracted: list[str] = []
         batch = None
         self.role.before_schedule(slot)
         deferred = self._prefill_is_deferred(slot)
         if self.role.prefills and not deferred and self.hooks.may_prefill(self, slot):
             batch = self._new_prefill(slot, iteration)
         if batch is None:
-            batch = self._decode(slot, iteration, retracted)
+            batch = self._decode(slot, iteration)
         count_prefill(self, slot, batch)
         slot.launched, slot.in_flight = batch, batch is not None
-        return batch, self._decision(iteration, slot, batch, retracted, self._stall(slot, iteration, deferred))
+        return batch, self._decision(iteration, slot, batch, self._stall(slot, iteration, deferred))
 
     def _stash_chunk(self) -> None:
         """Cache what is launched of the chunked request, so that the next chunk continues on the tree's pages."""
@@ -91,10 +105,8 @@ class Scheduler(Intake):
         elif slot.closed_since < 0:
             slot.closed_since = iteration
         if slot.closed_since >= 0:
-            self.note("slot is closed")
             return CLOSED
         if deferred and slot.launched is None and not slot.running and (self.waiting or self.chunked is not None):
-            self.note("deferred with nothing to decode")
             return DEFERRED
         return ""
 
@@ -124,13 +136,13 @@ class Scheduler(Intake):
         if not only_chunk and waiting_goes_first(self):
             continue_behind(self, slot, adder)
         elif self.chunked is not None and not adder.add_chunked(self.chunked):
-            self.num_parked_chunks += 1
+            self.journal.add(ChunkParked(self.chunked.rid))
             return None  # parked: others must not take the memory that it waits for (bugs.md B100)
         elif not only_chunk:
             self.num_chunks += self.chunked is not None and bool(self.waiting)
             self.admit_waiting(slot, adder)
         if self.chunked is not None and adder.cut_by_memory:
-            self.note("chunk cut by memory")
+            self.journal.add(ChunkCut(self.chunked.rid))
         if not adder.admitted:
             return None
         return self._launch_prefill(slot, iteration, adder)
@@ -170,12 +182,13 @@ class Scheduler(Intake):
         taken: list[Request] = []
         for request in self.waiting:
             if self.num_places(slot, len(adder.admitted), len(taken)) <= 0:
-                self.note("no free row" if len(self.kv.free_rows) <= len(taken) else "batch is full")
+                no_row = len(self.kv.free_rows) <= len(taken)
+                self.journal.add(NotTaken(request.rid, Why.NO_ROW if no_row else Why.FULL))
                 slot.batch_is_full = True
             if slot.batch_is_full:
                 break
             if request.rid in self.kv.fetches:
-                self.note("waits for storage")
+                self.journal.add(NotTaken(request.rid, Why.STORAGE))
                 continue
             found = self.kv.match(request)
             before = len(adder.admitted)
@@ -187,7 +200,7 @@ class Scheduler(Intake):
                 request.last_node, request.num_cached_tokens = found.node, found.num_tokens
                 request.pages = found.pages
             if result is Result.NO_TOKEN:
-                self.note("no token")
+                self.journal.add(NotTaken(request.rid, Why.NO_TOKEN))
                 # With a host tier an empty slot is not closed: what it waits for may be locked by copies (4.2 step 8).
                 slot.batch_is_full = self.kv.tiers is None or bool(adder.admitted) or bool(slot.running)
             if result is not Result.CONTINUE:
@@ -205,17 +218,13 @@ class Scheduler(Intake):
         for piece in adder.admitted:
             request = piece.kv
             if not self.kv.can_grow(request, piece.new_tokens) or self.hooks.allocation_fails(request):
-                self.note("put back")
+                self.journal.add(PutBack(request.rid))
                 put_back.append(request)  # defined end instead of a crash: it waits again, first in line
                 continue
             self.kv.grow(request, piece.new_tokens)
             request.on(Event.LAUNCH_CHUNK)
             if not piece.is_last_chunk:
                 request.inflight_middle_chunks += 1
-                if request.inflight_middle_chunks > 2:
-                    self.note("third chunk")
-            if piece.new_tokens == 0:
-                self.note("piece of no token")
             pieces.append(piece)
         if put_back:
             self._put_back(put_back)
@@ -253,7 +262,7 @@ class Scheduler(Intake):
 
     # --- decode ----------------------------------------------------------------------------------------------
 
-    def _decode(self, slot: Slot, iteration: int, retracted: list[str]) -> LaunchedBatch | None:
+    def _decode(self, slot: Slot, iteration: int) -> LaunchedBatch | None:
         """One token for each running request of the slot; retract within the slot where memory is short (4.5)."""
         before = len(slot.running)
         slot.running = [r for r in slot.running if r.state is State.DECODE]
@@ -262,9 +271,9 @@ class Scheduler(Intake):
             # What it needs may be locked by copies to host memory, and these end (bugs.md B43).
             is_held_up = self.kv.is_copying
             if is_held_up:
-                self.note("decode waits for a copy")
+                self.journal.add(DecodeHeldUp(slot.index))
             else:
-                self._retract(slot, retracted)
+                self._retract(slot)
         elif slot.running:
             self.ratio.decay()
         if self.hooks.clears_full_flag(slot, len(slot.running) < before):
@@ -280,7 +289,7 @@ class Scheduler(Intake):
         self.kv.evict_for(need)
         return need <= self.kv.pool.num_free_pages
 
-    def _retract(self, slot: Slot, retracted: list[str]) -> None:
+    def _retract(self, slot: Slot) -> None:
         """Pop the least preferred request until the rest fits; abort the last one if even that does not."""
         order = list(self.hooks.retraction_order(slot.running))
         popped: list[Request] = []
@@ -293,9 +302,8 @@ class Scheduler(Intake):
             request.num_retractions += 1
         if not self._decode_fits(order):
             self._abort_unfit(order.pop())
-        self.num_retractions += len(popped)
-        retracted += [r.rid for r in popped]
         for request in popped:
+            self.journal.add(Retracted(request.rid))
             self.role.retracted(request)
         slot.running = order  # those that stay are in the order of preference from now on
         generated = sum(len(r.output_ids) for r in order)
@@ -304,7 +312,7 @@ class Scheduler(Intake):
 
     def _abort_unfit(self, request: Request) -> None:
         """Even alone its next token does not fit: a clear reply instead of a crash."""
-        self.num_unfit_aborts += 1
+        self.journal.add(Unfit(request.rid))
         reason = "out of KV memory: the next token does not fit, and no other request of the slot can be retracted"
         self.end(request, Event.ABORT, reason)
 
@@ -340,23 +348,23 @@ class Scheduler(Intake):
             can_run_cuda_graph=config.cuda_graph and mode is Mode.DECODE,
             skip_output_comm=config.skip_pure_chunk_output and pure_middle,
         )
-        if forward.skip_output_comm:
-            self.note("skipped output")
         chunked_rid = self.chunked.rid if self.chunked else None
-        return LaunchedBatch(forward, requests, chunked_rid)
+        batch = LaunchedBatch(forward, requests, chunked_rid)
+        self.journal.add(Launched(batch))
+        return batch
 
-    @agreed_call("INV-41", "iteration", "token_ids", result=("result",))
-    def absorb(self, iteration: int, token_ids: tuple[int, ...] | None) -> Harvest:
+    @agreed_call("INV-41", "iteration", "token_ids")
+    def absorb(self, iteration: int, token_ids: tuple[int, ...] | None) -> None:
         """Apply the sampled tokens of the slot that is harvested now; None for a skipped pure middle chunk."""
         slot = self.slots.to_harvest(iteration)
         batch = slot.launched if slot.in_flight else None
-        if batch is None:
-            return self._harvest(iteration, slot.index, None, [], [], [])
-        slot.in_flight = False
-        slot.last_batch = batch
-        delivered: list[tuple[str, int]] = []
-        finished: list[str] = []
-        tokens: list[int] = []
+        if batch is not None:
+            slot.in_flight = False
+            slot.last_batch = batch
+            self._absorb_rows(iteration, slot, batch, token_ids)
+        self.journal.add(Absorbed(slot.index, None if batch is None else batch.iteration))
+
+    def _absorb_rows(self, iteration: int, slot: Slot, batch: LaunchedBatch, token_ids: tuple[int, ...] | None) -> None:
         sampled = self.hooks.rows_to_harvest(batch, token_ids) if token_ids is not None else ()
         for row, request in enumerate(batch.requests):
             request.num_inflight -= 1
@@ -390,16 +398,13 @@ class Scheduler(Intake):
                     request.rid,
                     "a skipped result would be appended",
                 )
-            token = sampled[row]
-            self._append(request, token, finished)
-            delivered.append((request.rid, len(request.output_ids)))
-            tokens.append(token)
-        return self._harvest(iteration, slot.index, batch.iteration, delivered, finished, tokens)
+            self._append(request, sampled[row])
 
-    def _append(self, request: Request, token: int, finished: list[str]) -> None:
+    def _append(self, request: Request, token: int) -> None:
         first = request.state is State.PREFILL
         request.on(Event.FIRST_TOKEN if first else Event.TOKEN)
         request.output_ids.append(token)
+        self.journal.add(Delivered(request.rid, len(request.output_ids), token))
         if self.role.takes_over(request):
             return
         reason = request.hits_stop()
@@ -407,23 +412,11 @@ class Scheduler(Intake):
             self.kv.finish(request)
             request.on(Event.FINISH)
             del self.requests[request.rid]
-            finished.append(request.rid)
+            self.journal.add(Ended(request.rid, Event.FINISH, by_token=True))
         elif first:
             self.kv.stash(request)
-        self.outbox.append(
+        self.journal.add(
             Reply(request.rid, "finished" if reason else "token", (token,), len(request.output_ids), reason)
-        )
-
-    def completed(self, result: Harvest) -> Harvest:
-        """The record of an iteration with what ended after the harvest itself (a release vote, for instance)."""
-        if not self.ended and not self.delivered:
-            return result
-        late = self._harvest(result.iteration, result.slot, result.harvested, [], [], [])
-        return replace(
-            late,
-            delivered=result.delivered + late.delivered,
-            finished=result.finished + late.finished,
-            token_ids=result.token_ids + late.token_ids,
         )
 
     @agreed_call("INV-29", state=("fully_idle",))
@@ -435,25 +428,12 @@ class Scheduler(Intake):
 
     # --- records ---------------------------------------------------------------------------------------------
 
-    def _harvest(
-        self,
-        iteration: int,
-        slot: int,
-        harvested: int | None,
-        delivered: list[tuple[str, int]],
-        finished: list[str],
-        tokens: list[int],
-    ) -> Harvest:
-        free, evictable = self.kv.pool.free_tokens, self.kv.tree.evictable_tokens
-        finished, self.ended = self.ended + finished, []
-        early, self.delivered = self.delivered, []
-        delivered = [(rid, n) for rid, n, _ in early] + delivered
-        tokens = [token for _, _, token in early] + tokens
-        return Harvest(iteration, slot, harvested, tuple(delivered), tuple(finished), tuple(tokens), free, evictable)
+    @agreed_call("INV-41", "iteration", result=("result",))
+    def harvest(self, iteration: int) -> Harvest:
+        """The record of an iteration, when everything that it delivers or ends is known."""
+        return self.journal.harvest(iteration, self.kv.pool.free_tokens, self.kv.tree.evictable_tokens)
 
-    def _decision(
-        self, iteration: int, slot: Slot, batch: LaunchedBatch | None, retracted: list[str], stall: str
-    ) -> Decision:
+    def _decision(self, iteration: int, slot: Slot, batch: LaunchedBatch | None, stall: str) -> Decision:
         pieces = () if batch is None else tuple((p.rid, p.prefix_len, p.new_tokens) for p in batch.forward.pieces)
         chunked = self.chunked.rid if self.chunked else None
         state = digest(
@@ -470,17 +450,18 @@ class Scheduler(Intake):
             self.ratio.key(),
         )
         mode = "empty" if batch is None else batch.forward.mode.value
-        return Decision(iteration, slot.index, mode, pieces, tuple(retracted), chunked, state, stall)
+        retracted = tuple(entry.rid for entry in self.journal.of(Retracted))
+        return Decision(iteration, slot.index, mode, pieces, retracted, chunked, state, stall)
 
 
 def causes(scheduler: Scheduler) -> tuple[tuple[str, str, object], ...]:
     """What an iteration did to requests before its batch was chosen: (invariant, name, value), earliest cause first."""
-    tiers = scheduler.kv.tiers
+    tiers, journal = scheduler.kv.tiers, scheduler.journal
     return (
         ("INV-28", "acks, hits and load-backs", () if tiers is None else tiers.tier_parts()),
-        ("INV-57", "aborted requests", tuple(scheduler.aborted)),
-        ("INV-48", "failed requests", tuple(scheduler.failed)),
-        ("INV-47", "advanced requests", tuple(scheduler.advanced)),
+        ("INV-57", "aborted requests", tuple((found.rid, found.reason) for found in journal.of(AbortFound))),
+        ("INV-48", "failed requests", tuple(end.rid for end in journal.of(Ended) if end.failed)),
+        ("INV-47", "advanced requests", tuple(moved.rid for moved in journal.of(Advanced))),
         ("INV-43", "grammar queue", tuple(r.rid for r in scheduler.grammar_queue)),
         ("INV-46", "queues of the role", scheduler.role.key()),
     )

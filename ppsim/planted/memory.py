@@ -68,7 +68,7 @@ class FlushBesideLaunched(Hooks):
                     old(item)
                     return
                 scheduler.kv.tree.reset()
-                scheduler.outbox.append(Reply(item.rid, "finished", reason="flushed"))
+                scheduler.journal.add(Reply(item.rid, "finished", reason="flushed"))
 
             replaced(scheduler, "_flush", flush)
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import Phase, Plan
+from ppsim.core.rank import Rank
+from ppsim.fuzz.coverage import Coverage
 from ppsim.recording import Recording
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import put, validate
 from ppsim.scenario.tree import Scenario
 from ppsim.world import SimulationResult, simulate
+from ppsim.world.setting import Setting
 
 MS = 1_000_000  # ns
 
@@ -44,8 +48,20 @@ def scenario(changes: Mapping[str, Any] | None = None, base: Mapping[str, Any] =
 
 
 def run(changes: Mapping[str, Any] | None = None, base: Mapping[str, Any] = UNIT, **options: Any) -> SimulationResult:
-    """Simulate the changed base."""
-    return simulate(scenario(changes, base), **options)
+    """Simulate the changed base; what each rank met can be asked for (``situations``)."""
+    return simulate(scenario(changes, base), **{"began": listening, **options})
+
+
+def listening(setting: Setting) -> None:
+    """Listen to the journals of all ranks, those of the other side too."""
+    for simulated in (*setting.ranks, *(setting.peer.ranks if setting.peer is not None else ())):
+        Coverage(simulated.rank.journal)
+
+
+def situations(rank: Rank) -> Counter[str]:
+    """What a rank has met, by the words of ``ppsim.fuzz.coverage``; it must have been listened to."""
+    heard = (getattr(listener, "__self__", None) for listener in rank.journal.listeners)
+    return next(coverage.situations for coverage in heard if isinstance(coverage, Coverage))
 
 
 def passed(changes: Mapping[str, Any] | None = None, base: Mapping[str, Any] = UNIT, **options: Any) -> Recording:

@@ -24,7 +24,7 @@ from ppsim.core.pd_phases import first, view_retract
 from ppsim.core.rank import Rank
 from ppsim.planted.plans import behind, instead
 from ppsim.world import SimulationResult
-from tests.worlds.making import UNIT, launches, run
+from tests.worlds.making import UNIT, launches, run, situations
 from tests.worlds.pd_making import ends
 
 DELAYS = range(11)
@@ -134,7 +134,7 @@ def retracting(at: tuple[int, ...]) -> tuple[SimulationResult, dict[int, int]]:
             return (good if rank.iteration >= at[self.pp_rank] else ()), bad
 
         def note(self, rank: Rank) -> Effects[None]:
-            if rank.scheduler.noted.get("resumed"):
+            if situations(rank)["resumed"]:
                 resumed.setdefault(self.pp_rank, rank.iteration)
             yield from ()
 

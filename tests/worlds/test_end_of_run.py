@@ -34,7 +34,7 @@ def losing(iteration: int) -> type[Hooks]:
         def plan(self, steps: Plan) -> Plan:
             def lose(rank: Rank) -> None:
                 if rank.iteration == iteration:
-                    rank.scheduler.outbox.clear()
+                    rank.journal.take_replies()
 
             return before(steps, "schedule", does(lose))
 
