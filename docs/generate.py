@@ -5,11 +5,15 @@ from __future__ import annotations
 import inspect
 import re
 import tomllib
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ppsim.check.invariants import INVARIANTS, RULES, Invariant
+from ppsim.core import actions, effects, journal, loop, observations
 from ppsim.core.hooks import Hooks
+from ppsim.core.request import Moved
 from ppsim.plan.questions import QUESTIONS
 from ppsim.planted import all_bugs
 
@@ -185,7 +189,93 @@ def hooks_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"hooks.md": hooks_page, "invariants.md": invariants_page, "bugs.md": bugs_page}
+EFFECTS_HEAD = """# Phases, effects, observations, acts, journal
+
+What a rank does in an iteration, and all that it may say, ask and know of its surroundings. The sets are closed: they
+are types (`ppsim/core/effects.py`, `observations.py`, `actions.py`, `journal.py`), each world answers every one of
+them or does not pass its type check, and a plug-in that misspells one fails when it is loaded.
+This page is made by `python docs/generate.py`.
+
+## Phases
+
+A loop is a list of phases (`ppsim/core/loop.py`), by these names: what `plan` of a plug-in gets, and what reports call
+the place where a rank stands. A number is the place of the phase in the loop of its role; "prefill, voting" is a
+prefill server whose bootstrap is a vote (`disaggregation.bootstrap`).
+
+"""
+PASSES = {
+    "first_pass": "First pass of a vote: what came from upstream, combined with what this rank sees now.",
+    "second_send": "Second pass of a vote: publish the conclusion, or pass it on.",
+    "second_receive": "Second pass of a vote: take the conclusion that is due.",
+    "second_commit": "Second pass of a vote: the conclusion that was sent in this iteration has been taken.",
+    "apply": "Apply the conclusion that was taken in this iteration.",
+}
+"""Phases that there are for each vote."""
+
+
+def effects_page() -> str:
+    """Phases with their places in each loop; every effect, observation, act and entry of the journal."""
+    text = EFFECTS_HEAD + table(("phase", *plans(), "what it does"), phase_rows())
+    text += "\n## Effects\n\nA phase yields them, the world answers.\n\n"
+    text += table(("effect", "fields", "what it is"), effect_rows())
+    for title, module in (("Observations", observations), ("Acts", actions)):
+        head, *rows = [
+            re.split(r"  +", line.strip()) for line in (module.__doc__ or "").splitlines() if line.startswith("    ")
+        ]
+        text += f"\n## {title}\n\n{lead(module)}\n\n"
+        text += table(head, [[f"`{name}`", *rest] for name, *rest in rows])
+    text += f"\n## The journal\n\n{lead(journal)}\n\nBeside every act and every reply:\n\n"
+    entries = [kind for kind in get_args(journal.Entry) if kind.__module__ == journal.__name__]
+    return text + table(("entry", "fields", "what it is"), [entry_row(kind) for kind in [*entries, Moved]])
+
+
+def plans() -> dict[str, loop.Plan]:
+    """The loop of each role."""
+    return {"plain": loop.PLAIN, "prefill": loop.PREFILL, "prefill, voting": loop.PREFILL_VOTING, "decode": loop.DECODE}
+
+
+def phase_rows() -> list[list[str]]:
+    found: dict[str, list[str]] = {}
+    docs: dict[str, str] = {}
+    for number, plan in enumerate(plans().values()):
+        for place, phase in enumerate(plan, 1):
+            name = phase.__name__
+            found.setdefault(name, ["-"] * len(plans()))[number] = str(place)
+            told = (phase.__doc__ or "").split("\n\n")[0]
+            docs[name] = told or next(text for prefix, text in PASSES.items() if name.startswith(prefix))
+    return [[f"`{name}`", *places, one_line(docs[name])] for name, places in found.items()]
+
+
+def effect_rows() -> list[list[str]]:
+    """From the table in the docstring of ``effects.py``."""
+    parts = re.split(r"^``(\w+)`` +", effects.__doc__ or "", flags=re.M)[1:]
+    told = dict(zip(parts[::2], parts[1::2], strict=True))
+    return [[f"`{kind.__name__}`", names_of(kind), one_line(told[kind.__name__])] for kind in get_args(effects.Effect)]
+
+
+def entry_row(kind: type) -> list[str]:
+    return [f"`{kind.__name__}`", names_of(kind), one_line(kind.__doc__ or "")]
+
+
+def names_of(kind: Any) -> str:
+    return ", ".join(f"`{field.name}`" for field in fields(kind)) or "-"
+
+
+def lead(module: Any) -> str:
+    """The first sentence of a module's docstring."""
+    return one_line((module.__doc__ or "").split("\n\n")[0])
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split()).replace("``", "`").replace("|", "\\|")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [list(head), ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+PAGES = {"effects.md": effects_page, "hooks.md": hooks_page, "invariants.md": invariants_page, "bugs.md": bugs_page}
 
 
 def main() -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 from dataclasses import fields, is_dataclass
+from typing import Any
 
 import pytest
 
 from ppsim.core import actions, observations
-from ppsim.core.actions import ACTIONS
-from ppsim.core.effects import AwaitLocal, Observe
+from ppsim.core.actions import ACTIONS, Compile
+from ppsim.core.effects import AwaitLocal, Observe, act, await_local, observe
 from ppsim.core.observations import OBSERVATIONS, Compiled, Copied, Copies, CopyKey
 
 
@@ -50,3 +52,23 @@ def test_a_copy_knows_its_owner_whatever_is_in_the_name_and_also_in_another_proc
     key = CopyKey("fetch", "a:b#c", 1)
     again = pickle.loads(pickle.dumps(key))
     assert (again, again.kind, again.owner, again.number) == ("fetch:a:b#c#1", "fetch", "a:b#c", 1)
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        (
+            lambda: observe("clock_ms", 3),
+            "'clock_ms' is nothing that a rank may look at: Capacity, HostCapacity, ",
+        ),
+        (lambda: await_local(Compile("R", "json"), 3), "is nothing that a rank may wait for: Compiled, Copied "),
+        (
+            lambda: act(Compiled("R")),
+            r"Compiled\(key='R'\) is nothing that a rank may ask for: Compile, ",
+        ),
+    ],
+)
+def test_what_is_in_no_set_is_refused_with_what_is(asked: Callable[[], Any], told: str) -> None:
+    """A plug-in that was written for another release names things that are not there any more."""
+    with pytest.raises(TypeError, match=told):
+        next(asked())
