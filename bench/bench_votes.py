@@ -16,11 +16,13 @@ from typing import Any
 from unittest.mock import patch
 
 from ppsim.core.effects import Effects
+from ppsim.core.journal import AbortFound
 from ppsim.core.loop import Loop, event_loop_pp
 from ppsim.core.parts import UNCHANGED, Change, Parts
 from ppsim.core.phases import finish
 from ppsim.core.rank import Plan, Rank
 from ppsim.core.start import agree_on_start
+from ppsim.fuzz.coverage import situations_of
 from ppsim.plugin.plans import behind
 from ppsim.recording import PASS, Recording
 from ppsim.recording.shares import SHARES, admissions, ttft_shares
@@ -235,7 +237,8 @@ class Watch(Loop):
 
         def note(rank: Rank) -> Effects[None]:
             yield from ()
-            Watch.found = next((what[6:] for what in rank.scheduler.noted if what.startswith("abort ")), Watch.found)
+            for entry in rank.journal.of(AbortFound):
+                Watch.found = Watch.found or situations_of(entry)[0].removeprefix("abort ")
 
         return super().plan() if self.config.pp_rank else behind(super().plan(), "apply_inputs", note)
 
@@ -284,9 +287,9 @@ def termination_table() -> list[str]:
                 for seed in range(8):
                     tiers = {} if policy == "none" else {"hicache.enabled": True, "hicache.write_policy": policy}
                     result = simulated({**crowd(seed), **tiers, "scheduler.reserve_decode": rule})
-                    scheduler = result.setting.ranks[0].rank.scheduler
-                    count["aborted"] += scheduler.num_unfit_aborts
-                    count["retracted"] += scheduler.num_retractions
+                    replies, decisions = result.recording.replies, result.recording.decisions[0]
+                    count["aborted"] += sum(reply.reason.startswith("out of KV memory") for reply in replies)
+                    count["retracted"] += sum(len(decision.retracted) for decision in decisions)
                     count["iterations"] += result.setting.ranks[0].rank.iteration
                 yield [policy, rule, count["aborted"], count["retracted"], count["iterations"]]
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from ppsim.check.invariants import INVARIANTS, RULES, Invariant
-from ppsim.core import effects as fx
+from ppsim.core import actions, effects, journal, observations
 from ppsim.core.parts import RIGHT, Parts
 from ppsim.core.policy import Policy
-from ppsim.core.rank import Phase
+from ppsim.core.rank import Plan
+from ppsim.core.request import Moved
 from ppsim.core.surroundings import Surroundings
 from ppsim.plan.questions import QUESTIONS
 from ppsim.plugin import all_bugs
@@ -176,15 +179,9 @@ PARTS_TEXT = """
 ## Parts
 
 A subclass of one of these classes stands in its place; whoever overrides a method changes just that rule. A bug may
-override any method; these are the public ones that the class itself defines.
-"""
-
-PHASES_TEXT = """
-## Phases
-
-An iteration is a list of phases, one list a role (`core/loop.py`). A subclass of `Loop` changes the list in `plan()`,
-with the help of `ppsim.plugin.plans`: `instead`, `before`, `behind`, `moved_behind`, `does`, `edited`. A phase is known
-by its name; a name that no list has is told. What has a vote in its name exists once for each vote of the role.
+override any method; these are the public ones that the class itself defines. `Loop.plan` is the list of phases, which
+stand by name in [effects.md](effects.md); `ppsim.plugin.plans` helps to change it: `instead`, `before`, `behind`,
+`moved_behind`, `does`, `edited`.
 """
 
 SURROUNDINGS_TEXT = """
@@ -194,31 +191,16 @@ How the world around the ranks behaves: one object for a whole run, which may re
 stages and replicas.
 """
 
-EFFECTS_TEXT = """
-## Effects
-
-All that a rank may ask of its world (`core/effects.py`).
-
-| effect | fields |
-| --- | --- |
-"""
-
 
 def parts_page() -> str:
-    """Policy, parts, phases, surroundings and effects, from their sources."""
+    """Policy, parts and surroundings, from their sources."""
     text = PARTS_HEAD + methods_table(Policy, Policy, whole=True) + PARTS_TEXT
     for field in fields(Parts):
         name, part = field.name, getattr(RIGHT, field.name)
         file = part.__module__.rpartition(".")[2]
         text += f"\n### {name}: `{part.__name__}`, core/{file}.py\n\n{first_sentence(part)}\n"
         text += methods_table(part, part)
-    text += PHASES_TEXT
-    for role, bootstrap in (("plain", "store"), ("prefill", "store"), ("prefill", "vote"), ("decode", "store")):
-        title = f"{role}, bootstrap by {bootstrap}" if role == "prefill" else role
-        text += f"\n### {title[0].upper()}{title[1:]}\n\n| phase | what it does |\n| --- | --- |\n"
-        text += "".join(phase_row(phase) for phase in right_plan(role, bootstrap))
-    text += SURROUNDINGS_TEXT + methods_table(Surroundings, Surroundings, whole=True)
-    return text + EFFECTS_TEXT + "".join(effect_row(effect) for effect in fx.Effect.__args__)
+    return text + SURROUNDINGS_TEXT + methods_table(Surroundings, Surroundings, whole=True)
 
 
 def methods_table(cls: type, owner: type, *, whole: bool = False) -> str:
@@ -240,17 +222,94 @@ def first_sentence(thing: object) -> str:
     return " ".join((inspect.getdoc(thing) or "").split("\n\n")[0].split()).replace("``", "`")
 
 
-def phase_row(phase: Phase) -> str:
-    told = first_sentence(phase)
-    return f"| `{phase.__name__}` | {told} |\n"
+EFFECTS_HEAD = """# Phases, effects, observations, acts, journal
+
+What a rank does in an iteration, and all that it may say, ask and know of its surroundings. The sets are closed: they
+are types (`ppsim/core/effects.py`, `observations.py`, `actions.py`, `journal.py`), each world answers every one of
+them or does not pass its type check, and a plug-in that misspells one fails when it is loaded.
+This page is made by `python docs/generate.py`.
+
+## Phases
+
+A loop is a list of phases (`ppsim/core/loop.py`), by these names: what `Loop.plan` answers, and what reports call
+the place where a rank stands. A number is the place of the phase in the loop of its role; "prefill, voting" is a
+prefill server whose bootstrap is a vote (`disaggregation.bootstrap`).
+
+"""
 
 
-def effect_row(effect: Any) -> str:
-    shown = ", ".join(f"`{field.name}`" for field in fields(effect))
-    return f"| `{effect.__name__}` | {shown} |\n"
+def effects_page() -> str:
+    """Phases with their places in each loop; every effect, observation, act and entry of the journal."""
+    text = EFFECTS_HEAD + table(("phase", *plans(), "what it does"), phase_rows())
+    text += "\n## Effects\n\nA phase yields them, the world answers.\n\n"
+    text += table(("effect", "fields", "what it is"), effect_rows())
+    for title, module in (("Observations", observations), ("Acts", actions)):
+        head, *rows = [
+            re.split(r"  +", line.strip()) for line in (module.__doc__ or "").splitlines() if line.startswith("    ")
+        ]
+        text += f"\n## {title}\n\n{lead(module)}\n\n"
+        text += table(head, [[f"`{name}`", *rest] for name, *rest in rows])
+    text += f"\n## The journal\n\n{lead(journal)}\n\nBeside every act and every reply:\n\n"
+    entries = [kind for kind in get_args(journal.Entry) if kind.__module__ == journal.__name__]
+    return text + table(("entry", "fields", "what it is"), [entry_row(kind) for kind in [*entries, Moved]])
 
 
-PAGES = {"parts.md": parts_page, "invariants.md": invariants_page, "bugs.md": bugs_page}
+def plans() -> dict[str, Plan]:
+    """The loop of each role."""
+    return {
+        "plain": right_plan("plain"),
+        "prefill": right_plan("prefill"),
+        "prefill, voting": right_plan("prefill", "vote"),
+        "decode": right_plan("decode"),
+    }
+
+
+def phase_rows() -> list[list[str]]:
+    found: dict[str, list[str]] = {}
+    docs: dict[str, str] = {}
+    for number, plan in enumerate(plans().values()):
+        for place, phase in enumerate(plan, 1):
+            name = phase.__name__
+            found.setdefault(name, ["-"] * len(plans()))[number] = str(place)
+            docs[name] = (phase.__doc__ or "").split("\n\n")[0]
+    return [[f"`{name}`", *places, one_line(docs[name])] for name, places in found.items()]
+
+
+def effect_rows() -> list[list[str]]:
+    """From the table in the docstring of ``effects.py``."""
+    parts = re.split(r"^``(\w+)`` +", effects.__doc__ or "", flags=re.M)[1:]
+    told = dict(zip(parts[::2], parts[1::2], strict=True))
+    return [[f"`{kind.__name__}`", names_of(kind), one_line(told[kind.__name__])] for kind in get_args(effects.Effect)]
+
+
+def entry_row(kind: type) -> list[str]:
+    return [f"`{kind.__name__}`", names_of(kind), one_line(kind.__doc__ or "")]
+
+
+def names_of(kind: Any) -> str:
+    return ", ".join(f"`{field.name}`" for field in fields(kind)) or "-"
+
+
+def lead(module: Any) -> str:
+    """The first sentence of a module's docstring."""
+    return one_line((module.__doc__ or "").split("\n\n")[0])
+
+
+def one_line(text: str) -> str:
+    return " ".join(text.split()).replace("``", "`").replace("|", "\\|")
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [list(head), ["---"] * len(head), *rows]
+    return "".join("| " + " | ".join(line) + " |\n" for line in lines)
+
+
+PAGES = {
+    "effects.md": effects_page,
+    "parts.md": parts_page,
+    "invariants.md": invariants_page,
+    "bugs.md": bugs_page,
+}
 
 
 def main() -> None:

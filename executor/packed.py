@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ppsim.core.batch import ForwardBatch, Piece
+from ppsim.core.batch import ForwardBatch, KVRow, Piece
 from ppsim.core.errors import InvariantViolation
 
 
@@ -76,7 +76,7 @@ def pack(batch: ForwardBatch, page_size: int, num_pages: int, rank: int, device:
     )
 
 
-def pages_of(piece: Piece, page_size: int, num_pages: int, batch: ForwardBatch, rank: int) -> list[int]:
+def pages_of(piece: Piece[KVRow], page_size: int, num_pages: int, batch: ForwardBatch, rank: int) -> list[int]:
     """The pages that the attention of a piece may touch: those of positions [0, prefix_len + new_tokens)."""
     num_tokens = piece.prefix_len + piece.new_tokens
     row = piece.kv.pages[: -(-num_tokens // page_size)]

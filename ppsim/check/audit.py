@@ -16,6 +16,7 @@ from ppsim.core import effects as fx
 from ppsim.core.batch import ForwardBatch
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
+from ppsim.core.journal import Advanced
 from ppsim.core.messages import AbortReq, Lane, Message, Meta, NewRequest, Output, Verdict
 from ppsim.core.observations import Clock, Receivers, Senders, Statuses
 from ppsim.core.pd_phases import TERMINAL_VOTES
@@ -281,7 +282,8 @@ class Audit:
         """KV that is sent or received is given back, or computed on, only when this rank's own transfer is terminal."""
         scheduler = r.rank.scheduler
         prefill = scheduler.config.role == "prefill"
-        waiting = [rid for rid in scheduler.advanced if rid in scheduler.requests and not prefill]
+        moved = [entry.rid for entry in r.rank.journal.of(Advanced)]
+        waiting = [rid for rid in moved if rid in scheduler.requests and not prefill]
         used = [rid for rid in waiting if scheduler.requests[rid].state is not State.TRANSFER]
         for rid in (*finished, *used):
             status = r.transfer_of(rid)

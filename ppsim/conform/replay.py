@@ -15,6 +15,7 @@ from ppsim.conform.format import RecordedRequest, RecordedRun, RecordedVisit, fi
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Reply
 from ppsim.core.errors import CoreError
+from ppsim.core.journal import Ended
 from ppsim.core.messages import NewRequest
 from ppsim.core.parts import RIGHT, Parts
 from ppsim.core.policy import Policy
@@ -114,7 +115,7 @@ class Driver:
             "mode": decision.mode,
             "pieces": decision.pieces,
             "retracted": decision.retracted,
-            "aborted": tuple(scheduler.ended),
+            "aborted": tuple(end.rid for end in scheduler.journal.of(Ended)),
             "chunked": decision.chunked_rid,
             "waiting": tuple(r.rid for r in scheduler.waiting),
             "running": tuple(r.rid for r in slot.running),
@@ -127,8 +128,8 @@ class Driver:
         launched = due.launched if due.in_flight else None
         scheduler.absorb(iteration, None if launched is None else self.sampled(iteration, launched))
         self.end_of_sweep(iteration, batch)
-        self.replies += scheduler.outbox
-        scheduler.outbox.clear()
+        self.replies += scheduler.journal.take_replies()
+        scheduler.journal.flush()
         return {**found, "free2": pool.free_tokens, "ev2": tree.evictable_tokens}
 
     def sampled(self, iteration: int, batch: LaunchedBatch) -> tuple[int, ...]:
@@ -156,7 +157,7 @@ class Driver:
 
     def note(self) -> str:
         """Requests that this scheduler refused at their arrival: a recording that serves one differs at once."""
-        refused = [reply for reply in [*self.replies, *self.scheduler.outbox] if reply.status == "refused"]
+        refused = [reply for reply in [*self.replies, *self.scheduler.journal.due_replies] if reply.status == "refused"]
         return f"{refused[0].rid} was refused here: {refused[0].reason}" if refused else ""
 
 

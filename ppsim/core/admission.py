@@ -16,10 +16,10 @@ What is set aside is ``reserve_decode`` (decision 0001):
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from ppsim.core.batch import Piece
 from ppsim.core.config import RankConfig
 from ppsim.core.foresight import Foresight
 from ppsim.core.node import Match
@@ -35,15 +35,6 @@ class Result(Enum):
     CONTINUE = "continue"
     NO_TOKEN = "no_token"
     OTHER = "other"
-
-
-@dataclass(frozen=True, slots=True)
-class Admitted:
-    """A request that gets ``new_tokens`` more tokens in this batch; ``is_last_chunk`` if they complete its input."""
-
-    request: Request
-    new_tokens: int
-    is_last_chunk: bool
 
 
 def expected_output(config: RankConfig, num_tokens: int) -> int:
@@ -103,7 +94,7 @@ class PrefillAdder:
         self.total_offset = num_mixed + growth.down
         self.growth_rest = growth.up - growth.down  # 1 where the growth is no whole number
         self.cur_offset = num_mixed
-        self.admitted: list[Admitted] = []
+        self.admitted: list[Piece[Request]] = []
         self.new_chunked: Request | None = None
         self.empty_pieces = config.empty_chunk_pieces  # whether a chunk without a budget is launched with 0 tokens
         self.cut_by_memory = False  # memory, not the chunk budget, limits the continued chunk
@@ -196,7 +187,7 @@ class PrefillAdder:
         cur_rem = self.available - self.cur_offset
         if paged > min(cur_rem, self.rem_total - self.growth_rest):
             return Result.NO_TOKEN
-        if not self.foresight.fits(request, [item.request for item in self.admitted], cur_rem - paged):
+        if not self.foresight.fits(request, [piece.kv for piece in self.admitted], cur_rem - paged):
             return Result.NO_TOKEN
         cut = new_tokens
         if self.rem_chunk is not None and new_tokens > self.rem_chunk:
@@ -226,7 +217,8 @@ class PrefillAdder:
             self.rem_chunk -= ext
         self.total_offset += ext + output + page
         self.cur_offset += ext + page
-        self.admitted.append(Admitted(request, new_tokens, not rest))
+        prefix_len = request.seq_len - new_tokens - rest
+        self.admitted.append(Piece(request.rid, prefix_len, new_tokens, not rest, False, request))
         if rest:
             self.new_chunked = request
 

@@ -1,14 +1,15 @@
 """What a launch needs to know: the pieces of a batch, as the scheduler decided them.
 
 A piece is one request's share of a batch: ``new_tokens`` tokens at positions [prefix_len, prefix_len + new_tokens).
-The KV of positions [0, prefix_len) is already in ``kv.pages``; the launch writes the rest.
+The KV of positions [0, prefix_len) is already in ``kv.pages``; the launch writes the rest. It is one record from its
+admission (``admission.py``) to its harvest.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 
 class Mode(Enum):
@@ -29,16 +30,19 @@ class KVRow(Protocol):
         ...
 
 
+Row_co = TypeVar("Row_co", bound=KVRow, covariant=True)
+
+
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """One request's share of a batch."""
+class Piece(Generic[Row_co]):
+    """One request's share of a batch. ``kv`` is the request itself; a world reads no more of it than ``KVRow`` says."""
 
     rid: str
     prefix_len: int
     new_tokens: int
     is_last_chunk: bool  # its sampled token counts; False for a middle chunk, whose row is discarded
     is_decode: bool
-    kv: KVRow = field(compare=False, repr=False)
+    kv: Row_co = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,7 @@ class ForwardBatch:
     iteration: int
     slot: int
     mode: Mode
-    pieces: tuple[Piece, ...]
+    pieces: tuple[Piece[KVRow], ...]
     num_tokens: int
     can_run_cuda_graph: bool  # decode batches run as a graph: their hidden states live in a static buffer
     skip_output_comm: bool  # pure middle chunk under the skip rule (protocol.md 2.4)

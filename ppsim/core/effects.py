@@ -27,11 +27,11 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
-from ppsim.core.actions import Action
+from ppsim.core.actions import ACTIONS, Action
 from ppsim.core.agreed import Local
 from ppsim.core.batch import ForwardBatch
 from ppsim.core.messages import Hidden, Input, Lane, Message, Output
-from ppsim.core.observations import Awaited, Observation
+from ppsim.core.observations import AWAITED, OBSERVATIONS, Awaited, Observation
 
 R = TypeVar("R")
 Effects: TypeAlias = Generator["Effect", Any, R]
@@ -220,15 +220,26 @@ def await_tokens(output: Output) -> Effects[tuple[int, ...]]:
 
 
 def observe(observation: Observation, iteration: int) -> Effects[Local[tuple[int, ...]]]:
+    """Raises TypeError for what is no observation, as ``await_local`` and ``act`` do: the sets are closed."""
+    known(observation, OBSERVATIONS, "a rank may look at")
     return (yield Observe(observation, iteration))  # type: ignore[no-any-return]
 
 
 def await_local(fact: Awaited, iteration: int) -> Effects[None]:
+    known(fact, AWAITED, "a rank may wait for")
     yield AwaitLocal(fact, iteration)
 
 
 def act(action: Action) -> Effects[None]:
+    known(action, ACTIONS, "a rank may ask for")
     yield Act(action)
+
+
+def known(value: object, kinds: tuple[type, ...], what: str) -> None:
+    """The type check holds this for code of ours; a plug-in may have been written for another release."""
+    if type(value) not in kinds:
+        names = ", ".join(kind.__name__ for kind in kinds)
+        raise TypeError(f"{value!r} is nothing that {what}: {names} (docs/effects.md)")
 
 
 def reply(message: Reply) -> Effects[None]:

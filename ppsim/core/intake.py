@@ -16,6 +16,7 @@ from ppsim.core.agreed_call import agreed_call
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Reply
 from ppsim.core.foresight import RESERVE_TOKENS
+from ppsim.core.journal import Advanced, Ended, Journal, abort_found
 from ppsim.core.kv import KVCache
 from ppsim.core.messages import AbortReq, FlushCache, Input, NewRequest
 from ppsim.core.policy import Policy
@@ -26,11 +27,14 @@ from ppsim.core.slots import SlotRing
 
 
 class Intake:
-    """All replicated state of a rank, and what inputs do to it. ``outbox`` keeps replies until the loop sends them."""
+    """All replicated state of a rank, and what inputs do to it. What it did is in the ``journal``."""
 
-    def __init__(self, config: RankConfig, kv: KVCache, slots: SlotRing, policy: Policy) -> None:
+    def __init__(
+        self, config: RankConfig, kv: KVCache, slots: SlotRing, policy: Policy, journal: Journal | None = None
+    ) -> None:
         self.config = config
         self.policy = policy
+        self.journal = journal or Journal()
         self.kv = kv
         self.slots = slots
         if kv.tiers is not None:
@@ -42,41 +46,28 @@ class Intake:
         self.chunked: Request | None = None
         self.requests: dict[str, Request] = {}  # everything that is not terminal, in order of arrival
         self.iteration = 0  # in which inputs are applied
-        self.outbox: list[Reply] = []
         self.decode_turns = 0  # iterations of decode still owed after a prefill (prefill_decode_interval)
         self.num_chunks = 0  # of the chunked request in a row while others waited (max_consecutive_chunks)
-        self.num_retractions = 0
-        self.num_unfit_aborts = 0
-        self.num_parked_chunks = 0
         self.num_ignored_aborts = 0
         self.num_idle_resets = 0
-        self.arrows: dict[tuple[State, Event], int] = {}  # transitions taken by any request, for coverage
-        self.noted: dict[str, int] = {}  # situations met, for coverage
         self.last_chunk_budget: int | None = None
-        self.advanced: list[str] = []  # moved on by an agreed conclusion since the last inputs, in order
-        self.failed: list[str] = []  # likewise failed
-        self.aborted: list[tuple[str, str]] = []  # (rid, reason): found by an abort of the last inputs, in order
         self.grammar_queue: list[Request] = []
-        self.acts: list[Action] = []  # asked of the local environment; the loop hands them out
-        self.ended: list[str] = []  # ended outside a harvest since the last record, in order
-        self.delivered: list[tuple[str, int, int]] = []  # (rid, n, token) delivered outside a harvest, likewise
         self.role: Role = Role(self)
         self.refusals_left: dict[str, int] = {}  # by rid: how often its memory is still refused, on all ranks alike
 
     def ask(self, action: Action) -> None:
         """Ask something of the local environment; the loop hands it out."""
-        self.acts.append(action)
+        self.journal.add(action)
 
     # --- inputs ----------------------------------------------------------------------------------------------
 
     @agreed_call("INV-01", "inputs")
     def apply(self, inputs: Iterable[Input]) -> None:
         """Process the replicated request list of an iteration, in order."""
-        self.advanced, self.failed, self.aborted = [], [], []
         for item in inputs:
             match item:
                 case NewRequest():
-                    self._accept(Request(item, arrived=self.iteration, tally=self.arrows))
+                    self._accept(Request(item, arrived=self.iteration, listeners=self.journal.listeners))
                 case AbortReq():
                     self._abort(item)
                 case FlushCache():
@@ -87,7 +78,7 @@ class Intake:
         problem = self._why_never(request)
         if problem:
             request.on(Event.REFUSE)
-            self.outbox.append(Reply(request.rid, "refused", reason=problem))
+            self.journal.add(Reply(request.rid, "refused", reason=problem))
             self.role.refused(request)
             return
         self.requests[request.rid] = request
@@ -107,8 +98,7 @@ class Intake:
         if not found and not item.abort_all:
             self.num_ignored_aborts += 1  # unknown or finished: no reply, nothing changes (invariant 61)
         for request in found:
-            self.note_abort(request)
-            self.aborted.append((request.rid, item.reason))
+            self.journal.add(abort_found(request, item.reason, is_chunked=request is self.chunked))
             if not request.to_abort:
                 request.to_abort = item.reason
             if request is self.chunked:
@@ -123,25 +113,6 @@ class Intake:
     def may_end_now(self, request: Request) -> bool:
         """Whether a marked request gives its KV up now: no launched batch contains it (invariants 59, 64)."""
         return request.num_inflight == 0
-
-    def note(self, situation: str) -> None:
-        """Count a situation, for coverage."""
-        self.noted[situation] = self.noted.get(situation, 0) + 1
-
-    def note_abort(self, request: Request) -> None:
-        """In which situation an abort found its request."""
-        place = request.state.value
-        if request is self.chunked:
-            place = "chunked"
-        elif request.state is State.PREFILL:
-            place = "last chunk"
-        if request.to_abort:
-            self.note("abort twice")
-        self.note(f"abort {place} {'in flight' if request.num_inflight else 'at rest'}")
-        if request.num_inflight > 1:
-            self.note("abort several chunks in flight")
-        if request.num_retractions:
-            self.note("abort after retraction")
 
     def _end_aborted(self, request: Request) -> None:
         """Leave every queue, give all KV back without caching it, and send the one terminal reply."""
@@ -161,21 +132,19 @@ class Intake:
             self.kv.finish(request, insert=insert)
         request.on(event)
         del self.requests[request.rid]
-        self.ended.append(request.rid)
-        if event in (Event.FAIL, Event.GRAMMAR_FAILED):
-            self.failed.append(request.rid)
+        self.journal.add(Ended(request.rid, event))
         if event is not Event.FINISH:
             self.role.tells_peer(request)
         status = "finished" if event is Event.FINISH else "aborted"
-        self.outbox.append(Reply(request.rid, status, num_output_tokens=len(request.output_ids), reason=reason))
+        self.journal.add(Reply(request.rid, status, num_output_tokens=len(request.output_ids), reason=reason))
 
     def _flush(self, item: FlushCache) -> None:
         """Empty the radix cache, but never under a batch in flight (bugs.md B45)."""
         if not self.fully_idle:
-            self.outbox.append(Reply(item.rid, "refused", reason="flush_cache: requests are waiting or in flight"))
+            self.journal.add(Reply(item.rid, "refused", reason="flush_cache: requests are waiting or in flight"))
             return
         self.kv.tree.reset()
-        self.outbox.append(Reply(item.rid, "finished", reason="flushed"))
+        self.journal.add(Reply(item.rid, "finished", reason="flushed"))
 
     @agreed_call("INV-43", "ready", "failed")
     def resolve_grammar(self, ready: Agreed[tuple[str, ...]], failed: Agreed[tuple[str, ...]]) -> None:
@@ -186,7 +155,7 @@ class Intake:
                 self.end(request, Event.GRAMMAR_FAILED, "grammar failed to compile")
             elif request.rid in ready.value:
                 self.grammar_queue.remove(request)
-                self.advanced.append(request.rid)
+                self.journal.add(Advanced(request.rid))
                 self.role.enqueue(request)
 
     def _why_never(self, request: Request) -> str:
@@ -238,4 +207,5 @@ class Intake:
         """Consume acknowledgements of writes and loads, and end the fetches whose hit length is agreed."""
         assert self.kv.tiers is not None
         self.kv.tiers.take_acks(*acks.value)
-        self.advanced += self.kv.end_fetches(list(hits.value))
+        for rid in self.kv.end_fetches(list(hits.value)):
+            self.journal.add(Advanced(rid))

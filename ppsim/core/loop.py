@@ -169,6 +169,7 @@ def event_loop_pp(rank: Rank) -> Effects[None]:
                 return
         if rank.checker is not None:
             yield from comparison.compare(rank)
+        rank.journal.flush()
         rank.iteration += 1
 
 

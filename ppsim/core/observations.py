@@ -138,3 +138,4 @@ class Copied:
 
 
 Awaited: TypeAlias = Compiled | Copied
+AWAITED: tuple[type[Awaited], ...] = get_args(Awaited)

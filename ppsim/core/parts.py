@@ -29,6 +29,7 @@ from ppsim.core.channels import Endpoint
 from ppsim.core.config import RankConfig
 from ppsim.core.exchange import Exchange
 from ppsim.core.hicache import HiRadixCache
+from ppsim.core.journal import Journal
 from ppsim.core.kv import KVCache
 from ppsim.core.loop import Loop
 from ppsim.core.pd_decode import DecodeRole
@@ -71,10 +72,14 @@ class Parts:
             return self.kv(config, pool, self.tiers(pool, policy, host_tokens, config.hicache_write_policy))
         return self.kv(config, pool, self.cache(pool, policy))
 
-    def make_scheduler(self, config: RankConfig, num_tokens: int, host_tokens: int, policy: Policy) -> Scheduler:
+    def make_scheduler(
+        self, config: RankConfig, num_tokens: int, host_tokens: int, policy: Policy, journal: Journal | None = None
+    ) -> Scheduler:
         """A scheduler over empty queues. Capacities in tokens, the same on all ranks."""
         slots = self.slots(config.pp_size, config.pp_async_batch_depth)
-        scheduler = self.scheduler(config, self.kv_cache(config, num_tokens, host_tokens, policy), slots, policy)
+        scheduler = self.scheduler(
+            config, self.kv_cache(config, num_tokens, host_tokens, policy), slots, policy, journal
+        )
         roles: dict[str, type[Role]] = {"prefill": self.prefill, "decode": self.decode}
         scheduler.role = roles.get(config.role, self.plain)(scheduler)
         return scheduler

@@ -17,6 +17,7 @@ from ppsim.core.agreed_call import agreed_call
 from ppsim.core.consensus import Rids
 from ppsim.core.effects import Reply
 from ppsim.core.intake import Intake
+from ppsim.core.journal import Advanced, Delivered, Ended, NotTaken, Why
 from ppsim.core.request import Event, Request, State
 from ppsim.core.roles import Role
 from ppsim.core.slots import Slot
@@ -67,7 +68,7 @@ class DecodeRole(Role):
             if request.rid not in good.value:
                 continue
             if not self._fits(request, slot):
-                self.scheduler.note("prealloc misfit")
+                self.scheduler.journal.add(NotTaken(request.rid, Why.NO_ROOM))
                 break  # head-of-line blocking, as the engine does
             self._allocate(request)
 
@@ -77,7 +78,7 @@ class DecodeRole(Role):
         scheduler.kv.take_row(request)
         scheduler.kv.grow(request, request.prompt_len)
         request.on(Event.ALLOCATED)
-        scheduler.advanced.append(request.rid)
+        scheduler.journal.add(Advanced(request.rid))
         self.transfer.append(request)
         scheduler.ask(SendMetadata(request.rid))
 
@@ -117,19 +118,19 @@ class DecodeRole(Role):
     def _commit(self, request: Request, token: int) -> None:
         scheduler = self.scheduler
         request.on(Event.TRANSFERRED)
-        scheduler.advanced.append(request.rid)
+        scheduler.journal.add(Advanced(request.rid))
         request.output_ids.append(token)
-        scheduler.delivered.append((request.rid, len(request.output_ids), token))
+        scheduler.journal.add(Delivered(request.rid, len(request.output_ids), token))
         reason = request.hits_stop()
         if reason:
             scheduler.kv.finish(request, insert=False)
             request.on(Event.FINISH)
             del scheduler.requests[request.rid]
-            scheduler.ended.append(request.rid)
+            scheduler.journal.add(Ended(request.rid, Event.FINISH))
         else:
             scheduler.waiting.append(request)
         status = "finished" if reason else "token"
-        scheduler.outbox.append(Reply(request.rid, status, (token,), len(request.output_ids), reason))
+        scheduler.journal.add(Reply(request.rid, status, (token,), len(request.output_ids), reason))
 
     # --- slots -----------------------------------------------------------------------------------------------
 
@@ -148,7 +149,6 @@ class DecodeRole(Role):
 
     def retracted(self, request: Request) -> None:
         request.on(Event.PUT_OUT)
-        self.scheduler.note("retracted under votes")
         request.retraction_slot = None
         self.put_out.append(request)
 
@@ -172,8 +172,7 @@ class DecodeRole(Role):
             scheduler.kv.take_row(request)
             scheduler.kv.grow(request, request.seq_len - 1)
             request.on(Event.RESUME)
-            scheduler.note("resumed")
-            scheduler.advanced.append(request.rid)
+            scheduler.journal.add(Advanced(request.rid))
             scheduler.waiting.append(request)
 
     # --- abort -----------------------------------------------------------------------------------------------

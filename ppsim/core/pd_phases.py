@@ -202,6 +202,7 @@ def note_shutdown(rank: Rank) -> Effects[None]:
 
 
 def end_iteration(rank: Rank) -> Effects[None]:
+    """Stop when the conclusions of the last vote have come all the way round."""
     if rank.last_vote is not None and rank.iteration >= rank.last_vote + rank.config.pp_size - 1:
         rank.stopped = True
     yield from ()

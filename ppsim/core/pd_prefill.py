@@ -18,6 +18,7 @@ from ppsim.core.agreed_call import agreed_call
 from ppsim.core.consensus import Rids
 from ppsim.core.effects import Reply
 from ppsim.core.intake import Intake
+from ppsim.core.journal import Advanced, Ended
 from ppsim.core.messages import NewRequest
 from ppsim.core.request import Event, Request, State
 from ppsim.core.roles import Role
@@ -58,7 +59,7 @@ class PrefillRole(Role):
                 self.num_buffers -= 1
                 self.bootstrap.remove(request)
                 request.on(Event.BOOTSTRAPPED)
-                self.scheduler.advanced.append(request.rid)
+                self.scheduler.journal.add(Advanced(request.rid))
                 self.scheduler.waiting.append(request)
                 self.scheduler.ask(Admitted(request.rid))
 
@@ -100,10 +101,10 @@ class PrefillRole(Role):
         scheduler = self.scheduler
         scheduler.kv.finish(request)
         request.on(Event.FINISH)
-        scheduler.advanced.append(request.rid)
+        scheduler.journal.add(Advanced(request.rid))
         del scheduler.requests[request.rid]
-        scheduler.ended.append(request.rid)
-        scheduler.outbox.append(
+        scheduler.journal.add(Ended(request.rid, Event.FINISH))
+        scheduler.journal.add(
             Reply(request.rid, "finished", (request.output_ids[-1],), len(request.output_ids), "transferred")
         )
 

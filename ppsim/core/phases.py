@@ -80,8 +80,7 @@ def apply_inputs(rank: Rank) -> Effects[None]:
 
 def ask_environment(rank: Rank) -> Effects[None]:
     """Hand out what the scheduler asked of this rank's surroundings, in order."""
-    asked, rank.scheduler.acts = rank.scheduler.acts, []
-    for action in asked:
+    for action in rank.scheduler.journal.take_actions():
         yield from act(action)
 
 
@@ -168,13 +167,12 @@ def absorb_outputs(rank: Rank) -> Effects[None]:
     tokens: tuple[int, ...] | None = None
     if slot.in_flight and rank.received is not None:
         tokens = yield from await_tokens(rank.received)
-    rank.result = rank.scheduler.absorb(rank.iteration, tokens)
+    rank.scheduler.absorb(rank.iteration, tokens)
 
 
 def report_harvest(rank: Rank) -> Effects[None]:
     """Everything that this iteration delivered or ended is known: record it, act on it, tell the clients."""
-    assert rank.result is not None
-    yield from harvested(rank.scheduler.completed(rank.result))
+    yield from harvested(rank.scheduler.harvest(rank.iteration))
     yield from ask_environment(rank)
     yield from send_replies(rank)
 
@@ -204,11 +202,10 @@ def finish(rank: Rank) -> Effects[None]:
 
 def send_replies(rank: Rank) -> Effects[None]:
     """Every rank computes the replies; only the first one has a client (protocol.md 7.5)."""
-    outbox = rank.scheduler.outbox
+    replies = rank.scheduler.journal.take_replies()
     if rank.config.is_first and rank.link.is_leader:
-        for message in outbox:
+        for message in replies:
             yield from reply(message)
-    outbox.clear()
 
 
 def _send_hidden(rank: Rank) -> Effects[None]:

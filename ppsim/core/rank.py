@@ -14,14 +14,15 @@ from ppsim.core.agreed import Agreed
 from ppsim.core.channels import Endpoint
 from ppsim.core.checker import Checker, start_checker
 from ppsim.core.config import RankConfig
-from ppsim.core.effects import Effects, Harvest, Work
+from ppsim.core.effects import Effects, Work
+from ppsim.core.journal import Journal
 from ppsim.core.messages import Hidden, Input, Lane, Output, Verdict
 from ppsim.core.policy import Policy
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import LaunchedBatch
 
-MakeScheduler: TypeAlias = Callable[[RankConfig, int, int, Policy], Scheduler]
-"""From the configuration, the agreed capacities of KV pool and host tier in tokens, and the policy."""
+MakeScheduler: TypeAlias = Callable[[RankConfig, int, int, Policy, Journal], Scheduler]
+"""From the configuration, the agreed capacities of KV pool and host tier in tokens, the policy and the journal."""
 
 Phase: TypeAlias = "Callable[[Rank], Effects[None]]"
 """A step of an iteration: asks its effects, changes the rank. Phases are known by their ``__name__``."""
@@ -43,6 +44,7 @@ class Rank:
     iteration: int = 0
     stopped: bool = False
     started: Scheduler | None = None
+    journal: Journal = field(default_factory=Journal)
     checker: Checker | None = None  # None: no call is recorded
     send_req_work: list[Work] = field(default_factory=list)
     send_proxy_work: list[Work] = field(default_factory=list)
@@ -65,7 +67,6 @@ class Rank:
     batch: LaunchedBatch | None = None
     hidden: Hidden | None = None  # received for this batch
     hidden_out: Hidden | None = None  # produced by this batch
-    result: Harvest | None = None  # of this iteration, not yet reported
     received: Output | None = None  # output of the slot that is harvested in this iteration
 
     @property
@@ -77,7 +78,9 @@ class Rank:
     def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] | None = None) -> None:
         """Make the scheduler from the agreed capacities (None: no host tier); nothing local can reach it."""
         num_host_tokens = 0 if host_tokens is None else host_tokens.value
-        self.started = self.make_scheduler(self.config, capacity_tokens.value, num_host_tokens, self.policy)
+        self.started = self.make_scheduler(
+            self.config, capacity_tokens.value, num_host_tokens, self.policy, self.journal
+        )
         self.started.refusals_left = dict(self.refusals)
         s = self.started
         owners = (s, s.role, s.kv, s.kv.tree, s.kv.pool)

@@ -10,6 +10,7 @@ scheduler moves requests only through ``Request.on``. KV of a request, by positi
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -119,6 +120,15 @@ TABLE: dict[tuple[State, Event], State] = {
 TERMINAL = (State.FINISHED, State.ABORTED, State.REFUSED)
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A request takes the arrow of ``event`` out of state ``before``."""
+
+    rid: str
+    before: State
+    event: Event
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """A request on one rank. Lengths are in tokens."""
@@ -140,7 +150,7 @@ class Request:
     retraction_slot: int | None = None  # decode role: the slot whose votes consider it (retraction_mb_id)
     arrived: int = 0  # iteration in which it was read; an id may come again
     handshake_agreed: bool = False  # decode role: a conclusion has named it; it waits for memory only
-    tally: dict[tuple[State, Event], int] = field(default_factory=dict)  # of the scheduler: arrows taken, for coverage
+    listeners: Sequence[Callable[[Moved], None]] = ()  # of the journal: told of each arrow that it takes
     to_abort: str = ""  # marked: ends as soon as no launched batch contains it any more; the text is the reason
 
     @property
@@ -167,8 +177,10 @@ class Request:
             raise TransitionError(
                 f"request {self.rid}: event {event.value!r} is not allowed in state {self.state.value!r}"
             )
-        arrow = (self.state, event)
-        self.tally[arrow] = self.tally.get(arrow, 0) + 1
+        if self.listeners:
+            moved = Moved(self.rid, self.state, event)
+            for listen in self.listeners:
+                listen(moved)
         self.state = after
 
     def tokens(self, stop: int) -> TokenBytes:

@@ -8,7 +8,6 @@ leaves a choice, the value of docs/decisions/0001-open-choices.md.
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import dataclass, replace
 
 from ppsim.core.admission import Growth, PrefillAdder, Result, expected_growth, full_growth
 from ppsim.core.agreed_call import agreed_call
@@ -19,21 +18,26 @@ from ppsim.core.effects import CLOSED, DEFERRED, Decision, Harvest, Reply
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.foresight import Foresight
 from ppsim.core.intake import Intake
+from ppsim.core.journal import (
+    AbortFound,
+    Absorbed,
+    Advanced,
+    ChunkCut,
+    ChunkParked,
+    DecodeHeldUp,
+    Delivered,
+    Ended,
+    Launched,
+    NotTaken,
+    PutBack,
+    Retracted,
+    Unfit,
+    Why,
+)
 from ppsim.core.order import waiting_order
 from ppsim.core.request import Event, Request, State
 from ppsim.core.slots import LaunchedBatch, Slot
 from ppsim.core.turns import continue_behind, count_prefill, decode_goes_first, waiting_goes_first
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One request's part of the batch that is being made."""
-
-    request: Request
-    prefix_len: int
-    new_tokens: int
-    is_last_chunk: bool
-    is_decode: bool
 
 
 class Scheduler(Intake):
@@ -49,17 +53,16 @@ class Scheduler(Intake):
         slot = self.slots.current(iteration)
         self._stash_chunk()
         self._merge_last_batch(slot)
-        retracted: list[str] = []
         batch = None
         self.role.before_schedule(slot)
         deferred = self._prefill_is_deferred(slot)
         if self.role.prefills and not deferred and self.may_prefill(slot):
             batch = self._new_prefill(slot, iteration)
         if batch is None:
-            batch = self._decode(slot, iteration, retracted)
+            batch = self._decode(slot, iteration)
         count_prefill(self, slot, batch)
         slot.launched, slot.in_flight = batch, batch is not None
-        return batch, self._decision(iteration, slot, batch, retracted, self._stall(slot, iteration, deferred))
+        return batch, self._decision(iteration, slot, batch, self._stall(slot, iteration, deferred))
 
     def _stash_chunk(self) -> None:
         """Cache what is launched of the chunked request, so that the next chunk continues on the tree's pages."""
@@ -112,10 +115,8 @@ class Scheduler(Intake):
         elif slot.closed_since < 0:
             slot.closed_since = iteration
         if slot.closed_since >= 0:
-            self.note("slot is closed")
             return CLOSED
         if deferred and slot.launched is None and not slot.running and (self.waiting or self.chunked is not None):
-            self.note("deferred with nothing to decode")
             return DEFERRED
         return ""
 
@@ -141,13 +142,13 @@ class Scheduler(Intake):
         if not only_chunk and waiting_goes_first(self):
             continue_behind(self, slot, adder)
         elif self.chunked is not None and not adder.add_chunked(self.chunked):
-            self.num_parked_chunks += 1
+            self.journal.add(ChunkParked(self.chunked.rid))
             return None  # parked: others must not take the memory that it waits for (bugs.md B100)
         elif not only_chunk:
             self.num_chunks += self.chunked is not None and bool(self.waiting)
             self.admit_waiting(slot, adder)
         if self.chunked is not None and adder.cut_by_memory:
-            self.note("chunk cut by memory")
+            self.journal.add(ChunkCut(self.chunked.rid))
         if not adder.admitted:
             return None
         return self._launch_prefill(slot, iteration, adder)
@@ -193,12 +194,13 @@ class Scheduler(Intake):
         taken: list[Request] = []
         for request in self.waiting:
             if self.num_places(slot, len(adder.admitted), len(taken)) <= 0:
-                self.note("no free row" if len(self.kv.free_rows) <= len(taken) else "batch is full")
+                no_row = len(self.kv.free_rows) <= len(taken)
+                self.journal.add(NotTaken(request.rid, Why.NO_ROW if no_row else Why.FULL))
                 slot.batch_is_full = True
             if slot.batch_is_full:
                 break
             if request.rid in self.kv.fetches:
-                self.note("waits for storage")
+                self.journal.add(NotTaken(request.rid, Why.STORAGE))
                 continue
             found = self.kv.match(request)
             before = len(adder.admitted)
@@ -210,7 +212,7 @@ class Scheduler(Intake):
                 request.last_node, request.num_cached_tokens = found.node, found.num_tokens
                 request.pages = found.pages
             if result is Result.NO_TOKEN:
-                self.note("no token")
+                self.journal.add(NotTaken(request.rid, Why.NO_TOKEN))
                 # With a host tier an empty slot is not closed: what it waits for may be locked by copies (4.2 step 8).
                 slot.batch_is_full = self.kv.tiers is None or bool(adder.admitted) or bool(slot.running)
             if result is not Result.CONTINUE:
@@ -221,36 +223,31 @@ class Scheduler(Intake):
         self.waiting = [r for r in self.waiting if r not in taken]
 
     def _launch_prefill(self, slot: Slot, iteration: int, adder: PrefillAdder) -> LaunchedBatch | None:
-        rows: list[Row] = []
+        pieces: list[Piece[Request]] = []
         self.chunked = adder.new_chunked
         put_back: list[Request] = []
-        self.kv.evict_ahead(sum(item.new_tokens for item in adder.admitted), len(adder.admitted))
-        for item in adder.admitted:
-            request = item.request
-            if not self.kv.can_grow(request, item.new_tokens) or self.is_refused_memory(request):
-                self.note("put back")
+        self.kv.evict_ahead(sum(piece.new_tokens for piece in adder.admitted), len(adder.admitted))
+        for piece in adder.admitted:
+            request = piece.kv
+            if not self.kv.can_grow(request, piece.new_tokens) or self.is_refused_memory(request):
+                self.journal.add(PutBack(request.rid))
                 put_back.append(request)  # defined end instead of a crash: it waits again, first in line
                 continue
-            prefix_len = request.kv_len
-            self.kv.grow(request, item.new_tokens)
+            self.kv.grow(request, piece.new_tokens)
             request.on(Event.LAUNCH_CHUNK)
-            if not item.is_last_chunk:
+            if not piece.is_last_chunk:
                 request.inflight_middle_chunks += 1
-                if request.inflight_middle_chunks > 2:
-                    self.note("third chunk")
-            if item.new_tokens == 0:
-                self.note("piece of no token")
-            rows.append(Row(request, prefix_len, item.new_tokens, item.is_last_chunk, False))
+            pieces.append(piece)
         if put_back:
             self._put_back(put_back)
             slot.batch_is_full = False  # it was full with those who are not in it now
-        if not rows:
+        if not pieces:
             return None
         mode = Mode.EXTEND
-        if self.config.enable_mixed_chunk and self._mix_decode(slot, rows):
+        if self.config.enable_mixed_chunk and self._mix_decode(slot, pieces):
             mode = Mode.MIXED
         self.decode_turns = self.config.prefill_decode_interval
-        return self._batch(slot, iteration, mode, rows)
+        return self._batch(slot, iteration, mode, pieces)
 
     def is_refused_memory(self, request: Request) -> bool:
         """Whether memory that admission counted on is refused after all, as ``refusals_left`` says."""
@@ -268,23 +265,23 @@ class Scheduler(Intake):
             self.kv.retract(request)
         self.waiting = [r for r in requests if r is not self.chunked] + self.waiting
 
-    def _mix_decode(self, slot: Slot, rows: list[Row]) -> bool:
+    def _mix_decode(self, slot: Slot, pieces: list[Piece[Request]]) -> bool:
         """Append the slot's decode set to a prefill batch, one token each (protocol.md 4.8).
 
         The slot's decode set is a new, empty one behind it, which keeps ``batch_is_full``.
         """
-        if not slot.running or any(r.spec.return_logprob for r in slot.running + [row.request for row in rows]):
+        if not slot.running or any(r.spec.return_logprob for r in slot.running + [piece.kv for piece in pieces]):
             return False
         slot.running = [r for r in slot.running if r.state is State.DECODE]
         if not slot.running or not self._decode_fits(slot.running):
             return False
-        rows += self._grow_all(slot.running)
+        pieces += self._grow_all(slot.running)
         slot.running = []
         return True
 
     # --- decode ----------------------------------------------------------------------------------------------
 
-    def _decode(self, slot: Slot, iteration: int, retracted: list[str]) -> LaunchedBatch | None:
+    def _decode(self, slot: Slot, iteration: int) -> LaunchedBatch | None:
         """One token for each running request of the slot; retract within the slot where memory is short (4.5)."""
         before = len(slot.running)
         slot.running = [r for r in slot.running if r.state is State.DECODE]
@@ -293,9 +290,9 @@ class Scheduler(Intake):
             # What it needs may be locked by copies to host memory, and these end (bugs.md B43).
             is_held_up = self.kv.is_copying
             if is_held_up:
-                self.note("decode waits for a copy")
+                self.journal.add(DecodeHeldUp(slot.index))
             else:
-                self._retract(slot, retracted)
+                self._retract(slot)
         elif slot.running:
             self.ratio.decay()
         if len(slot.running) < before:
@@ -311,7 +308,7 @@ class Scheduler(Intake):
         self.kv.evict_for(need)
         return need <= self.kv.pool.num_free_pages
 
-    def _retract(self, slot: Slot, retracted: list[str]) -> None:
+    def _retract(self, slot: Slot) -> None:
         """Pop the least preferred request until the rest fits; abort the last one if even that does not."""
         order = list(self.policy.retraction_order(slot.running))
         popped: list[Request] = []
@@ -323,9 +320,8 @@ class Scheduler(Intake):
             request.num_retractions += 1
         if not self._decode_fits(order):
             self._abort_unfit(order.pop())
-        self.num_retractions += len(popped)
-        retracted += [r.rid for r in popped]
         for request in popped:
+            self.journal.add(Retracted(request.rid))
             self.role.retracted(request)
         slot.running = order  # those that stay are in the order of preference from now on
         generated = sum(len(r.output_ids) for r in order)
@@ -338,61 +334,59 @@ class Scheduler(Intake):
 
     def _abort_unfit(self, request: Request) -> None:
         """Even alone its next token does not fit: a clear reply instead of a crash."""
-        self.num_unfit_aborts += 1
+        self.journal.add(Unfit(request.rid))
         reason = "out of KV memory: the next token does not fit, and no other request of the slot can be retracted"
         self.end(request, Event.ABORT, reason)
 
-    def _grow_all(self, running: list[Request]) -> list[Row]:
+    def _grow_all(self, running: list[Request]) -> list[Piece[Request]]:
         """One token more for each. SGLang evicts nothing ahead where one of them wants logprobs (kv.py)."""
         if not any(r.spec.return_logprob for r in running):
             self.kv.evict_ahead(0, len(running))
         return [self._grow_one(request) for request in running]
 
-    def _grow_one(self, request: Request) -> Row:
+    def _grow_one(self, request: Request) -> Piece[Request]:
         prefix_len = request.kv_len
         self.kv.grow(request, 1)
         request.on(Event.LAUNCH_DECODE)
-        return Row(request, prefix_len, 1, True, True)
+        return Piece(request.rid, prefix_len, 1, True, True, request)
 
     # --- launch and harvest ----------------------------------------------------------------------------------
 
-    def _batch(self, slot: Slot, iteration: int, mode: Mode, rows: list[Row]) -> LaunchedBatch:
+    def _batch(self, slot: Slot, iteration: int, mode: Mode, pieces: list[Piece[Request]]) -> LaunchedBatch:
         """Freeze the batch. ``contains_last_prefill_chunk`` is SGLang's definition (protocol.md 2.4)."""
         config = self.config
-        contains_last = self.chunked is None or len(rows) > 1 or rows[0].is_last_chunk
-        logprob = any(row.request.spec.return_logprob for row in rows)
-        pure_middle = mode is Mode.EXTEND and len(rows) == 1 and not contains_last and not logprob
-        for row in rows:
-            row.request.num_inflight += 1
+        contains_last = self.chunked is None or len(pieces) > 1 or pieces[0].is_last_chunk
+        requests = tuple(piece.kv for piece in pieces)
+        logprob = any(request.spec.return_logprob for request in requests)
+        pure_middle = mode is Mode.EXTEND and len(pieces) == 1 and not contains_last and not logprob
+        for request in requests:
+            request.num_inflight += 1
         forward = ForwardBatch(
             iteration,
             slot.index,
             mode,
-            tuple(
-                Piece(row.request.rid, row.prefix_len, row.new_tokens, row.is_last_chunk, row.is_decode, row.request)
-                for row in rows
-            ),
-            sum(row.new_tokens for row in rows),
+            tuple(pieces),
+            sum(piece.new_tokens for piece in pieces),
             can_run_cuda_graph=config.cuda_graph and mode is Mode.DECODE,
             skip_output_comm=config.skip_pure_chunk_output and pure_middle,
         )
-        if forward.skip_output_comm:
-            self.note("skipped output")
         chunked_rid = self.chunked.rid if self.chunked else None
-        return LaunchedBatch(forward, tuple(row.request for row in rows), chunked_rid)
+        batch = LaunchedBatch(forward, requests, chunked_rid)
+        self.journal.add(Launched(batch))
+        return batch
 
-    @agreed_call("INV-41", "iteration", "token_ids", result=("result",))
-    def absorb(self, iteration: int, token_ids: tuple[int, ...] | None) -> Harvest:
+    @agreed_call("INV-41", "iteration", "token_ids")
+    def absorb(self, iteration: int, token_ids: tuple[int, ...] | None) -> None:
         """Apply the sampled tokens of the slot that is harvested now; None for a skipped pure middle chunk."""
         slot = self.slots.to_harvest(iteration)
         batch = slot.launched if slot.in_flight else None
-        if batch is None:
-            return self._harvest(iteration, slot.index, None, [], [], [])
-        slot.in_flight = False
-        slot.last_batch = batch
-        delivered: list[tuple[str, int]] = []
-        finished: list[str] = []
-        tokens: list[int] = []
+        if batch is not None:
+            slot.in_flight = False
+            slot.last_batch = batch
+            self._absorb_rows(iteration, slot, batch, token_ids)
+        self.journal.add(Absorbed(slot.index, None if batch is None else batch.iteration))
+
+    def _absorb_rows(self, iteration: int, slot: Slot, batch: LaunchedBatch, token_ids: tuple[int, ...] | None) -> None:
         sampled = self.rows_of(batch, token_ids) if token_ids is not None else ()
         for row, request in enumerate(batch.requests):
             request.num_inflight -= 1
@@ -426,11 +420,7 @@ class Scheduler(Intake):
                     request.rid,
                     "a skipped result would be appended",
                 )
-            token = sampled[row]
-            self._append(request, token, finished)
-            delivered.append((request.rid, len(request.output_ids)))
-            tokens.append(token)
-        return self._harvest(iteration, slot.index, batch.iteration, delivered, finished, tokens)
+            self._append(request, sampled[row])
 
     def rows_of(self, batch: LaunchedBatch, token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """The sampled token of each row of a harvested batch, in the order of its requests."""
@@ -440,10 +430,11 @@ class Scheduler(Intake):
         """Whether a harvested row belongs to a middle chunk, so that its token is to be discarded (protocol.md 4.4)."""
         return request.inflight_middle_chunks > 0
 
-    def _append(self, request: Request, token: int, finished: list[str]) -> None:
+    def _append(self, request: Request, token: int) -> None:
         first = request.state is State.PREFILL
         request.on(Event.FIRST_TOKEN if first else Event.TOKEN)
         request.output_ids.append(token)
+        self.journal.add(Delivered(request.rid, len(request.output_ids), token))
         if self.role.takes_over(request):
             return
         reason = request.hits_stop()
@@ -451,23 +442,11 @@ class Scheduler(Intake):
             self.kv.finish(request)
             request.on(Event.FINISH)
             del self.requests[request.rid]
-            finished.append(request.rid)
+            self.journal.add(Ended(request.rid, Event.FINISH, by_token=True))
         elif first:
             self.kv.stash(request)
-        self.outbox.append(
+        self.journal.add(
             Reply(request.rid, "finished" if reason else "token", (token,), len(request.output_ids), reason)
-        )
-
-    def completed(self, result: Harvest) -> Harvest:
-        """The record of an iteration with what ended after the harvest itself (a release vote, for instance)."""
-        if not self.ended and not self.delivered:
-            return result
-        late = self._harvest(result.iteration, result.slot, result.harvested, [], [], [])
-        return replace(
-            late,
-            delivered=result.delivered + late.delivered,
-            finished=result.finished + late.finished,
-            token_ids=result.token_ids + late.token_ids,
         )
 
     @agreed_call("INV-29", state=("fully_idle",))
@@ -479,25 +458,12 @@ class Scheduler(Intake):
 
     # --- records ---------------------------------------------------------------------------------------------
 
-    def _harvest(
-        self,
-        iteration: int,
-        slot: int,
-        harvested: int | None,
-        delivered: list[tuple[str, int]],
-        finished: list[str],
-        tokens: list[int],
-    ) -> Harvest:
-        free, evictable = self.kv.pool.free_tokens, self.kv.tree.evictable_tokens
-        finished, self.ended = self.ended + finished, []
-        early, self.delivered = self.delivered, []
-        delivered = [(rid, n) for rid, n, _ in early] + delivered
-        tokens = [token for _, _, token in early] + tokens
-        return Harvest(iteration, slot, harvested, tuple(delivered), tuple(finished), tuple(tokens), free, evictable)
+    @agreed_call("INV-41", "iteration", result=("result",))
+    def harvest(self, iteration: int) -> Harvest:
+        """The record of an iteration, when everything that it delivers or ends is known."""
+        return self.journal.harvest(iteration, self.kv.pool.free_tokens, self.kv.tree.evictable_tokens)
 
-    def _decision(
-        self, iteration: int, slot: Slot, batch: LaunchedBatch | None, retracted: list[str], stall: str
-    ) -> Decision:
+    def _decision(self, iteration: int, slot: Slot, batch: LaunchedBatch | None, stall: str) -> Decision:
         pieces = () if batch is None else tuple((p.rid, p.prefix_len, p.new_tokens) for p in batch.forward.pieces)
         chunked = self.chunked.rid if self.chunked else None
         state = digest(
@@ -514,17 +480,18 @@ class Scheduler(Intake):
             self.ratio.key(),
         )
         mode = "empty" if batch is None else batch.forward.mode.value
-        return Decision(iteration, slot.index, mode, pieces, tuple(retracted), chunked, state, stall)
+        retracted = tuple(entry.rid for entry in self.journal.of(Retracted))
+        return Decision(iteration, slot.index, mode, pieces, retracted, chunked, state, stall)
 
 
 def causes(scheduler: Scheduler) -> tuple[tuple[str, str, object], ...]:
     """What an iteration did to requests before its batch was chosen: (invariant, name, value), earliest cause first."""
-    tiers = scheduler.kv.tiers
+    tiers, journal = scheduler.kv.tiers, scheduler.journal
     return (
         ("INV-28", "acks, hits and load-backs", () if tiers is None else tiers.tier_parts()),
-        ("INV-57", "aborted requests", tuple(scheduler.aborted)),
-        ("INV-48", "failed requests", tuple(scheduler.failed)),
-        ("INV-47", "advanced requests", tuple(scheduler.advanced)),
+        ("INV-57", "aborted requests", tuple((found.rid, found.reason) for found in journal.of(AbortFound))),
+        ("INV-48", "failed requests", tuple(end.rid for end in journal.of(Ended) if end.failed)),
+        ("INV-47", "advanced requests", tuple(moved.rid for moved in journal.of(Advanced))),
         ("INV-43", "grammar queue", tuple(r.rid for r in scheduler.grammar_queue)),
         ("INV-46", "queues of the role", scheduler.role.key()),
     )

@@ -14,6 +14,7 @@ from typing import Any
 from ppsim.core.digest import digest
 from ppsim.core.parts import Change
 from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN, ScenarioError, UsageError
+from ppsim.fuzz.coverage import Coverage
 from ppsim.fuzz.limit import MAX_EXAMPLE_S, Limit, OutOfTime
 from ppsim.plugin.crash import place
 from ppsim.recording import Verdict
@@ -22,6 +23,7 @@ from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import validate
 from ppsim.scenario.tree import Scenario
 from ppsim.world.choices import Choices, PctChoices, RecordingChoices, SeededChoices, TapeChoices
+from ppsim.world.setting import Setting
 from ppsim.world.simulate import SimulationResult, simulate
 
 ANY_ROLE = "any"
@@ -126,6 +128,7 @@ class Outcome:
     signature: Signature | None
     tape: tuple[int, ...]  # what was really chosen
     result: SimulationResult | None = field(default=None, compare=False)
+    coverage: Coverage | None = field(default=None, compare=False)  # of the first rank; None: it has not begun
 
 
 USUAL = Terms()
@@ -161,9 +164,15 @@ def run_experiment(
     recorder = RecordingChoices(choices or experiment.chooser.choices(experiment.tape))
     limit = Limit(terms.max_s, terms.last_resort)
     result = None
+    heard: list[Coverage] = []
+
+    def began(setting: Setting) -> None:
+        limit.began(setting)
+        heard.append(Coverage(setting.ranks[0].rank.journal))
+
     try:
         with limit:
-            result = simulate(scenario, change=change, choices=recorder, began=limit.began)
+            result = simulate(scenario, change=change, choices=recorder, began=began)
             if terms.reports is not None and result.verdict.kind == "pass":
                 terms.reports(scenario, result)
     except ScenarioError:
@@ -177,11 +186,11 @@ def run_experiment(
         what = "crash" if result is None else "report"
         verdict = Verdict("fail", EXIT_SAFETY, f"{what}: {type(error).__name__}: {error} ({place(error)})")
         signature = Signature(f"{what}-{type(error).__name__}", "")
-        return Outcome(verdict, digest(signature.invariant), signature, tuple(recorder.tape), result)
+        return Outcome(verdict, digest(signature.invariant), signature, tuple(recorder.tape), result, *heard)
     verdict = result.verdict
     pp_size = scenario.cluster.pp_size
     found = None if verdict.kind == "pass" else Signature(broken(verdict), role_of(verdict, pp_size, result))
-    return Outcome(verdict, digest_of(result), found, tuple(recorder.tape), result)
+    return Outcome(verdict, digest_of(result), found, tuple(recorder.tape), result, *heard)
 
 
 def digest_of(result: SimulationResult) -> str:

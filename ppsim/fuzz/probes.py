@@ -1,7 +1,8 @@
 """Declared probes: interesting situations that a campaign should reach, and the arrows of the request table.
 
 A campaign prints what it never reached. A probe that no campaign reaches is either impossible (then it is wrong here)
-or a hole in the generator. ``NOTED`` are counted by the scheduler itself; ``DERIVED`` are read off a finished run.
+or a hole in the generator. ``NOTED`` are situations that ``coverage.py`` counts; ``DERIVED`` are read off those and off
+the finished run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import cached_property
 
 from ppsim.core.request import TABLE
 from ppsim.core.scheduler import Scheduler
+from ppsim.fuzz.coverage import Coverage
 from ppsim.fuzz.experiment import Outcome
 from ppsim.recording import Recording
 from ppsim.scenario.tree import Scenario
@@ -36,11 +38,15 @@ NOTED: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class Evidence:
-    """A finished run as probes see it: rank 0's records and final counters."""
+    """A finished run as probes see it: rank 0's records, what its journal told, and its scheduler at the end."""
 
     scenario: Scenario
     recording: Recording
     scheduler: Scheduler
+    coverage: Coverage
+
+    def met(self, situation: str) -> bool:
+        return self.coverage.situations[situation] > 0
 
     @cached_property
     def modes(self) -> list[str]:
@@ -122,7 +128,7 @@ DERIVED: dict[str, Callable[[Evidence], bool]] = {
     ),
     "a chunk in every slot at once": chunks_in_all_slots,
     "a chunk beside another request": chunk_beside_others,
-    "a prompt of three chunks or more": lambda e: e.scheduler.noted.get("third chunk", 0) > 0,
+    "a prompt of three chunks or more": lambda e: e.met("third chunk"),
     "a cached prefix is used": shared_prefix_hit,
     "a retraction": lambda e: any(d.retracted for d in e.recording.decisions[0]),
     "several retracted at once": lambda e: any(len(d.retracted) > 1 for d in e.recording.decisions[0]),
@@ -131,13 +137,13 @@ DERIVED: dict[str, Callable[[Evidence], bool]] = {
     "an eviction": lambda e: e.scheduler.kv.tree.num_evicted > 0,
     "a node split": lambda e: e.scheduler.kv.tree.num_splits > 0,
     "a duplicate prefix computed twice": lambda e: e.scheduler.kv.num_duplicates > 0,
-    "a chunk parked for want of memory": lambda e: e.scheduler.num_parked_chunks > 0,
-    "a chunk cut by memory": lambda e: e.scheduler.noted.get("chunk cut by memory", 0) > 0,
-    "a request put back after admission": lambda e: e.scheduler.noted.get("put back", 0) > 0,
-    "an unfit last request is aborted": lambda e: e.scheduler.num_unfit_aborts > 0,
-    "batch_is_full was set": lambda e: e.scheduler.noted.get("batch is full", 0) > 0,
-    "no free row for a waiting request": lambda e: e.scheduler.noted.get("no free row", 0) > 0,
-    "admission stopped by NO_TOKEN": lambda e: e.scheduler.noted.get("no token", 0) > 0,
+    "a chunk parked for want of memory": lambda e: e.met("chunk parked"),
+    "a chunk cut by memory": lambda e: e.met("chunk cut by memory"),
+    "a request put back after admission": lambda e: e.met("put back"),
+    "an unfit last request is aborted": lambda e: e.met("unfit"),
+    "batch_is_full was set": lambda e: e.met("batch is full"),
+    "no free row for a waiting request": lambda e: e.met("no free row"),
+    "admission stopped by NO_TOKEN": lambda e: e.met("no token"),
     "a request refused": lambda e: e.statuses("refused") > 0,
     "two aborts in one iteration": lambda e: any(n > 1 for n in e.aborts_read.values()),
     "an abort of an unknown request": lambda e: e.scheduler.num_ignored_aborts > 0,
@@ -157,19 +163,19 @@ DERIVED: dict[str, Callable[[Evidence], bool]] = {
     "a handshake fails": lambda e: e.reasons("handshake") > 0,
     "a transfer fails": lambda e: e.reasons("KV transfer") > 0,
     "a released prefill": lambda e: e.reasons("transferred") > 0,
-    "a prealloc misfit blocks the queue": lambda e: e.scheduler.noted.get("prealloc misfit", 0) > 0,
-    "a retraction during votes": lambda e: e.scheduler.noted.get("retracted under votes", 0) > 0,
-    "a retracted request resumes": lambda e: e.scheduler.noted.get("resumed", 0) > 0,
+    "a prealloc misfit blocks the queue": lambda e: e.met("prealloc misfit"),
+    "a retraction during votes": lambda e: e.met("retracted under votes"),
+    "a retracted request resumes": lambda e: e.met("resumed"),
     "a load-back": lambda e: e.scheduler.kv.tiers is not None and e.scheduler.kv.tiers.num_loaded_tokens > 0,
     "a prefetch hit": lambda e: e.scheduler.kv.tiers is not None and e.scheduler.kv.tiers.num_fetched_tokens > 0,
     "an eviction from host memory": lambda e: (
         e.scheduler.kv.tiers is not None and e.scheduler.kv.tiers.num_host_evicted > 0
     ),
     "no room in host memory": lambda e: e.scheduler.kv.tiers is not None and e.scheduler.kv.tiers.num_unwritten > 0,
-    "a request waits for storage": lambda e: e.scheduler.noted.get("waits for storage", 0) > 0,
-    "a decode waits for a copy": lambda e: e.scheduler.noted.get("decode waits for a copy", 0) > 0,
+    "a request waits for storage": lambda e: e.met("waits for storage"),
+    "a decode waits for a copy": lambda e: e.met("decode waits for a copy"),
     "an idle reset": lambda e: e.scheduler.num_idle_resets > 0,
-    "a skipped output exchange": lambda e: e.scheduler.noted.get("skipped output", 0) > 0,
+    "a skipped output exchange": lambda e: e.met("skipped output"),
     "more than one stage": lambda e: e.scenario.cluster.pp_size > 1,
     "a middle stage": lambda e: e.scenario.cluster.pp_size > 2,
     "a slot more than stages": lambda e: e.scenario.cluster.pp_async_batch_depth > 0,
@@ -185,13 +191,14 @@ PAIRS: tuple[str, ...] = tuple(f"{state.value} x {event.value}" for state, event
 
 def hits(outcome: Outcome) -> tuple[list[str], list[str]]:
     """Probes and table arrows that a run reached."""
-    result = outcome.result
+    result, coverage = outcome.result, outcome.coverage
     assert result is not None
+    assert coverage is not None
     rank = result.setting.ranks[0].rank
     if rank.started is None:
         return [], []
     scheduler = rank.started
-    evidence = Evidence(result.setting.scenario, result.recording, scheduler)
-    found = [name for name in NOTED if name in scheduler.noted]
+    evidence = Evidence(result.setting.scenario, result.recording, scheduler, coverage)
+    found = [name for name in NOTED if name in coverage.situations]
     found += [name for name, test in DERIVED.items() if test(evidence)]
-    return found, [f"{state.value} x {event.value}" for state, event in scheduler.arrows]
+    return found, [f"{state.value} x {event.value}" for state, event in coverage.arrows]

@@ -37,4 +37,4 @@ def never_served(s: Scenario, specs: Sequence[NewRequest]) -> list[tuple[str, st
     rank = build_rank(rank_config(s, 0))
     rank.start(agree(capacity, "minimum over the stages"))
     rank.scheduler.apply(specs)
-    return [(reply.rid, reply.reason) for reply in rank.scheduler.outbox if reply.status == "refused"]
+    return [(reply.rid, reply.reason) for reply in rank.journal.due_replies if reply.status == "refused"]

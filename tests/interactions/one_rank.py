@@ -9,6 +9,7 @@ from ppsim.core.effects import Decision, Harvest, Reply
 from ppsim.core.messages import Input
 from ppsim.core.parts import UNCHANGED, Change
 from ppsim.core.slots import LaunchedBatch
+from ppsim.fuzz.coverage import Coverage
 from tests.interactions.experiment import Experiment, sampled
 
 
@@ -34,6 +35,7 @@ class OneRank:
     def __post_init__(self) -> None:
         config, capacity, change = self.experiment.config, self.experiment.capacity_tokens, self.change
         self.scheduler = change.parts.make_scheduler(config, capacity, 0, change.policy())
+        self.coverage = Coverage(self.scheduler.journal)
         self.iteration = 0
         self.sweep_had_batch = False
 
@@ -46,13 +48,14 @@ class OneRank:
         self.sweep_had_batch |= batch is not None
         due = self.scheduler.slots.to_harvest(self.iteration)
         tokens = self.tokens[due.launched.iteration] if due.in_flight and due.launched else None
-        harvest = self.scheduler.absorb(self.iteration, tokens)
+        self.scheduler.absorb(self.iteration, tokens)
+        harvest = self.scheduler.harvest(self.iteration)
         if (self.iteration + 1) % len(self.scheduler.slots) == 0:
             if not self.sweep_had_batch:
                 self.scheduler.on_idle()
             self.sweep_had_batch = False
-        self.replies += self.scheduler.outbox
-        self.scheduler.outbox.clear()
+        self.replies += self.scheduler.journal.take_replies()
+        self.scheduler.journal.flush()
         self.iteration += 1
         return Visit(self.iteration - 1, batch, decision, harvest)
 

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from ppsim.core import effects as fx
 from ppsim.core.agreed import Local
-from ppsim.core.batch import Piece
+from ppsim.core.batch import KVRow, Piece
 from ppsim.core.config import RankConfig
 from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Input, Lane, Message, NewRequest, Shutdown
@@ -85,7 +85,7 @@ class Node:
         self.cells: dict[tuple[int, int], int] = {}
         self.decisions: list[fx.Decision] = []
         self.harvests: list[fx.Harvest] = []
-        self.launched: dict[int, tuple[Piece, ...]] = {}  # by iteration
+        self.launched: dict[int, tuple[Piece[KVRow], ...]] = {}  # by iteration
 
     @property
     def done(self) -> bool:

@@ -72,10 +72,10 @@ def test_with_all_slots_reserved_nothing_is_retracted_parked_or_aborted(kind: st
     def check(experiment: Experiment, turns: dict[str, int]) -> None:
         experiment = that_ends(experiment)
         config = replace(experiment.config, reserve_all_slots=True, **turns)  # type: ignore[arg-type]
-        s = run_to_end(replace(experiment, config=config)).scheduler
-        assert (s.num_unfit_aborts, s.num_retractions) == (0, 0)
+        met = run_to_end(replace(experiment, config=config)).coverage.situations
+        assert (met["unfit"], met["retracted"]) == (0, 0)
         if not config.enable_mixed_chunk:  # a mixed batch parks a chunk when its decodes use the chunk budget up
-            assert s.num_parked_chunks == 0
+            assert met["chunk parked"] == 0
 
     check()
 
@@ -112,10 +112,10 @@ def count_unfit(num: int, *, tight: bool) -> dict[str, Counter[str]]:
         for rule, count in found.items():
             config = replace(experiment.config, reserve_all_slots=rule == "all_slots")
             rank = run_to_end(replace(experiment, config=config))
-            s = rank.scheduler
-            count["runs"] += s.num_unfit_aborts > 0
-            count["aborts"] += s.num_unfit_aborts
-            count["retractions"] += s.num_retractions
+            met = rank.coverage.situations
+            count["runs"] += met["unfit"] > 0
+            count["aborts"] += met["unfit"]
+            count["retractions"] += met["retracted"]
             count["iterations"] += rank.iteration
             count["refused"] += sum(r.status == "refused" for r in rank.replies)
     return found

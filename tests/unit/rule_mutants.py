@@ -68,9 +68,9 @@ def growth_is_truncated(patch: pytest.MonkeyPatch) -> None:
 def order_stays_after_a_retraction(patch: pytest.MonkeyPatch) -> None:
     original = Scheduler._retract
 
-    def retract(self: Scheduler, slot: Slot, retracted: list[str]) -> None:
+    def retract(self: Scheduler, slot: Slot) -> None:
         before = list(slot.running)
-        original(self, slot, retracted)
+        original(self, slot)
         slot.running = [r for r in before if r in slot.running]
 
     patch.setattr(Scheduler, "_retract", retract)

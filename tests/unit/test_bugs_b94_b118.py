@@ -22,6 +22,7 @@ from ppsim.recording import Recording
 from ppsim.recording.summary import summarize
 from ppsim.scenario import load_scenario
 from ppsim.world import SimulationResult, simulate
+from tests.worlds.making import listening, situations
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "results" / "bugs_b94_b118.md").read_text(encoding="utf-8")
@@ -30,7 +31,7 @@ MS = 1_000_000
 
 
 def run(name: str, *overrides: str) -> SimulationResult:
-    return simulate(load_scenario(name if "/" in name else f"bugs_b94_b118/{name}", overrides))
+    return simulate(load_scenario(name if "/" in name else f"bugs_b94_b118/{name}", overrides), began=listening)
 
 
 def passed(name: str, *overrides: str) -> Recording:
@@ -117,11 +118,11 @@ def test_b100_a_chunk_without_memory_waits_a_visit_on_both_ranks() -> None:
     at = {d.iteration: d.pieces for d in first}
     assert (at[18], at[19], at[20]) == ((("R1", 10, 1),), (), (("R2", 16, 2),))
     assert first[19].chunked_rid == "R2"
-    assert [rank.rank.scheduler.num_parked_chunks for rank in result.setting.ranks] == [1, 1]
+    assert [situations(rank.rank)["chunk parked"] for rank in result.setting.ranks] == [1, 1]
     assert result.recording.harvests[0][19].finished == ("R1",)
     assert sum(new for _, new in chunks(result.recording, "R2")) == 20
     roomy = run("b100_parked_chunk", "scheduler.max_total_tokens=64")
-    assert [rank.rank.scheduler.num_parked_chunks for rank in roomy.setting.ranks] == [0, 0]
+    assert [situations(rank.rank)["chunk parked"] for rank in roomy.setting.ranks] == [0, 0]
 
 
 def test_b103_the_rest_of_a_pass_goes_to_the_longer_prompt() -> None:

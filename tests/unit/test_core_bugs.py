@@ -98,8 +98,8 @@ def test_b48_retraction_frees_pages_at_once_and_both_requests_finish_with_the_to
             assert (r2.pages, r2.kv_len, r2.req_slot) == ([], 0, None)
             assert rank.scheduler.kv.pool.free_tokens == 100 - len(r1.pages)
     roomy, _ = run(config, ROOMY, *arrivals)
-    assert rank.scheduler.num_retractions == 1
-    assert roomy.scheduler.num_retractions == 0
+    assert rank.coverage.situations["retracted"] == 1
+    assert roomy.coverage.situations["retracted"] == 0
     for rid in ("R1", "R2"):
         tokens = [[t for r in each.replies if r.rid == rid for t in r.token_ids] for each in (rank, roomy)]
         assert tokens[0] == tokens[1] == [sampled(rid, n) for n in range(1, 41)]
@@ -201,7 +201,7 @@ def test_b87_forced_decode_rounds_bound_the_gap_between_tokens_whatever_the_stre
 def test_b90_a_request_comes_back_only_when_its_whole_context_fits() -> None:
     config = RankConfig(0, 1, chunked_prefill_size=100, enable_radix_cache=False)
     rank, _ = run(config, 1000, (0, made("R1", 600, 300)), (0, made("R2", 600, 10)))
-    assert rank.scheduler.num_retractions <= 1
+    assert rank.coverage.situations["retracted"] <= 1
     assert statuses(rank) == {"R1": "finished", "R2": "finished"}
 
 
@@ -222,7 +222,7 @@ def test_b100_a_chunk_without_memory_is_parked_and_goes_on_later() -> None:
     """R1 decodes and R2's chunks run turn by turn, until R1 has the last free token: R2 waits one visit."""
     config = RankConfig(0, 2, chunked_prefill_size=8, enable_radix_cache=False, prefill_decode_interval=1)
     rank, visits = run(config, 3001, (0, made("R1", 993, 225)), (130, made("R2", 1900, 1)))
-    assert rank.scheduler.num_parked_chunks == 1
+    assert rank.coverage.situations["chunk parked"] == 1
     assert statuses(rank) == {"R1": "finished", "R2": "finished"}
     pieces = [p for v in visits for p in v.decision.pieces if p[0] == "R2"]
     assert sum(new for _, _, new in pieces) == 1900

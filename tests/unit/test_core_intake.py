@@ -89,7 +89,7 @@ def test_an_abort_stops_the_prompt_that_is_being_cut_and_no_other() -> None:
 
 
 def met(rank: OneRank) -> set[str]:
-    return {situation for situation in rank.scheduler.noted if situation.startswith("abort")}
+    return {situation for situation in rank.coverage.situations if situation.startswith("abort")}
 
 
 def test_the_situation_in_which_an_abort_finds_its_request_is_noted() -> None:
@@ -124,9 +124,9 @@ def test_a_grammar_is_compiled_before_its_request_waits_and_given_up_with_it() -
     rank = served(RankConfig(0, 1), Arrival(0, spec), Arrival(0, request("R", [2] * 4, 1)))
     first = rank.visit()
     assert first.decision.pieces == (("R", 0, 4),)
-    assert rank.scheduler.acts == [Compile("G", "digits")]
+    assert rank.scheduler.journal.take_actions() == [Compile("G", "digits")]
     rank.visit(AbortReq("G"))
-    assert rank.scheduler.acts[1:] == [CancelCompile("G")]
+    assert rank.scheduler.journal.take_actions() == [CancelCompile("G")]
     assert [(r.rid, r.status) for r in rank.replies] == [("R", "finished"), ("G", "aborted")]
     assert rank.scheduler.grammar_queue == []
 
@@ -136,5 +136,5 @@ def test_what_a_decode_server_refuses_is_told_to_its_other_side() -> None:
     rank = build_rank(RankConfig(0, 1, role="decode", enable_radix_cache=False, num_reserved_decode_tokens=4))
     rank.start(agree(100, "test"))
     rank.scheduler.apply([replace(request("R", [1] * 200, 2), room=7)])
-    assert rank.scheduler.acts == [Refused("R", 7)]
-    assert [r.status for r in rank.scheduler.outbox] == ["refused"]
+    assert rank.journal.due_actions == [Refused("R", 7)]
+    assert [r.status for r in rank.journal.due_replies] == ["refused"]

@@ -27,11 +27,12 @@ from ppsim.core.actions import (
 )
 from ppsim.core.agreed import Agreed, agree
 from ppsim.core.config import RankConfig
+from ppsim.core.journal import Advanced, Delivered, Ended
 from ppsim.core.messages import AbortReq, NewRequest
 from ppsim.core.pd_decode import DecodeRole
 from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.rank import build_rank
-from ppsim.core.request import State
+from ppsim.core.request import Event, State
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.tokens import pack
 
@@ -141,19 +142,19 @@ def test_while_a_retracted_request_waits_nobody_gets_memory_but_failures_end() -
 def test_a_prompt_that_leaves_no_room_for_the_reserve_is_refused_at_its_arrival(prompt: int, refused: bool) -> None:
     """Its handshake would wait for ever: 100 tokens of pool, 10 of them for the decode of whoever is here (6.6)."""
     scheduler = server("decode", 100, ("A", prompt, 1))
-    assert [r.status for r in scheduler.outbox] == (["refused"] if refused else [])
-    assert scheduler.acts == [Refused("A", None) if refused else Handshake("A", None)]
+    assert [r.status for r in scheduler.journal.due_replies] == (["refused"] if refused else [])
+    assert scheduler.journal.due_actions == [Refused("A", None) if refused else Handshake("A", None)]
 
 
 def test_a_handshake_is_agreed_once_however_often_it_is_concluded() -> None:
     """A has no room, and every conclusion names it again while it waits: the other side hears of it once."""
     scheduler = server("decode", 100, ("T", 40, 30), ("A", 40, 8), ("N", 1, 1))
-    scheduler.acts.clear()
+    scheduler.journal.take_actions()
     assert give_memory(scheduler, "T", "A") == ["T"]
     assert give_memory(scheduler, "A") == ["T"]
-    agreed = [act for act in scheduler.acts if isinstance(act, HandshakeAgreed)]
+    agreed = [act for act in scheduler.journal.due_actions if isinstance(act, HandshakeAgreed)]
     assert agreed == [HandshakeAgreed("T"), HandshakeAgreed("A")]
-    assert [act for act in scheduler.acts if isinstance(act, SendMetadata)] == [SendMetadata("T")]
+    assert [act for act in scheduler.journal.due_actions if isinstance(act, SendMetadata)] == [SendMetadata("T")]
 
 
 def test_a_transfer_ends_as_the_conclusion_says_and_gives_back_what_does_not_go_on() -> None:
@@ -164,10 +165,12 @@ def test_a_transfer_ends_as_the_conclusion_says_and_gives_back_what_does_not_go_
     role = decode_role(scheduler)
     assert give_memory(scheduler, *"ABCDE") == list("ABCDE")
     scheduler.apply([AbortReq("C", reason="client left")])
-    scheduler.outbox.clear()
+    scheduler.journal.take_replies()
+    scheduler.journal.take_actions()
+    scheduler.journal.flush()
     tokens: Agreed[dict[str, int]] = agree(dict.fromkeys("AD", 7), "test")
     role.apply_transferred(named("D", "C", "B", "A"), named("B", "C"), tokens)
-    assert [(r.rid, r.status, r.reason) for r in scheduler.outbox] == [
+    assert [(r.rid, r.status, r.reason) for r in scheduler.journal.due_replies] == [
         ("A", "token", ""),
         ("B", "aborted", "the KV transfer from the prefill side failed"),
         ("C", "aborted", "client left"),
@@ -175,8 +178,10 @@ def test_a_transfer_ends_as_the_conclusion_says_and_gives_back_what_does_not_go_
     ]
     assert ([r.rid for r in scheduler.waiting], [r.rid for r in role.transfer]) == (["A"], ["E"])
     assert scheduler.kv.pool.free_tokens == 200 - 20 - 10
-    assert (scheduler.advanced, scheduler.failed, scheduler.ended) == (["A", "D"], ["B"], ["B", "C", "D"])
-    assert scheduler.delivered == [("A", 1, 7), ("D", 1, 7)]
+    journal = scheduler.journal
+    assert journal.of(Advanced) == [Advanced("A"), Advanced("D")]
+    assert journal.of(Ended) == [Ended("B", Event.FAIL), Ended("C", Event.ABORT), Ended("D", Event.FINISH)]
+    assert journal.of(Delivered) == [Delivered("A", 1, 7), Delivered("D", 1, 7)]
 
 
 @pytest.mark.parametrize(("prompt", "fits"), [(96, True), (97, False)])
@@ -202,11 +207,11 @@ def test_where_an_abort_finds_a_request_decides_whether_it_may_end_now() -> None
     role.put_out.clear()  # while one is put out nobody gets memory
     assert give_memory(scheduler, "T") == ["T"]
     role.put_out.append(scheduler.requests["R"])
-    scheduler.acts.clear()
+    scheduler.journal.take_actions()
     scheduler.apply([AbortReq("", abort_all=True)])
-    assert [r.rid for r in scheduler.outbox if r.status == "aborted"] == ["R", "P"]
+    assert [r.rid for r in scheduler.journal.due_replies if r.status == "aborted"] == ["R", "P"]
     assert (role.put_out, role.prealloc, [r.rid for r in role.transfer]) == ([], [], ["T"])
-    assert scheduler.acts == [AbortReceiver(rid, None) for rid in ("R", "T", "P")]
+    assert scheduler.journal.due_actions == [AbortReceiver(rid, None) for rid in ("R", "T", "P")]
     assert scheduler.kv.pool.free_tokens == 80
 
 
@@ -280,7 +285,7 @@ def test_a_failed_transfer_leaves_the_cache_as_a_successful_one_does() -> None:
         tree = scheduler.kv.tree
         victims = [n for _ in range(3) for n in tree.evict(1)]
         after.append((tree.clock, tree.num_nodes, victims, scheduler.kv.pool.free_tokens))
-        replies = {r.rid: r.status for r in scheduler.outbox}
+        replies = {r.rid: r.status for r in scheduler.journal.due_replies}
         assert replies == {rid: "aborted" if rid in failed else "finished" for rid in "ABC"}
     assert after[0] == after[1] == after[2]
 
@@ -293,7 +298,7 @@ def test_an_aborted_transfer_caches_nothing_at_its_release() -> None:
     clock = scheduler.kv.tree.clock
     role.apply_release(named("A"), NOBODY)
     assert scheduler.kv.tree.clock == clock
-    assert scheduler.outbox[-1].status == "aborted"
+    assert scheduler.journal.due_replies[-1].status == "aborted"
 
 
 def test_a_prefill_server_admits_as_many_as_it_has_metadata_buffers() -> None:
@@ -325,11 +330,12 @@ def test_a_handshake_that_failed_anywhere_fails_also_where_it_is_good_elsewhere(
     """Bad wins (6.3), takes no buffer, and the client and the other side are told."""
     scheduler = server("prefill", 1000, ("A", 4, 1), ("B", 4, 1))
     role = prefill_role(scheduler)
-    scheduler.acts.clear()
+    scheduler.journal.take_actions()
     role.apply_bootstrap(named("B", "A"), named("A"))
-    assert [(r.rid, r.status) for r in scheduler.outbox] == [("A", "aborted")]
-    assert scheduler.acts == [AbortSender("A", None), Admitted("B")]
-    assert (scheduler.failed, scheduler.advanced, role.num_buffers) == (["A"], ["B"], role.total_buffers - 1)
+    assert [(r.rid, r.status) for r in scheduler.journal.due_replies] == [("A", "aborted")]
+    assert scheduler.journal.due_actions == [AbortSender("A", None), Admitted("B")]
+    assert scheduler.journal.of(Ended) == [Ended("A", Event.FAIL)]
+    assert (scheduler.journal.of(Advanced), role.num_buffers) == ([Advanced("B")], role.total_buffers - 1)
 
 
 def computing(*, page_size: int, chunk: int, prompt: int) -> Scheduler:
@@ -337,7 +343,7 @@ def computing(*, page_size: int, chunk: int, prompt: int) -> Scheduler:
     sizes = {"page_size": page_size, "chunked_prefill_size": chunk, "pp_async_batch_depth": 1}
     scheduler = server("prefill", 400, ("A", prompt, 1), **sizes)
     prefill_role(scheduler).apply_bootstrap(named("A"), NOBODY)
-    scheduler.acts.clear()
+    scheduler.journal.take_actions()
     return scheduler
 
 
@@ -347,8 +353,8 @@ def visit(scheduler: Scheduler, iteration: int) -> list[Action]:
     due = scheduler.slots.to_harvest(iteration)
     rows = len(due.launched.requests) if due.in_flight and due.launched else 0
     scheduler.absorb(iteration, (7,) * rows if rows else None)
-    sent = [act for act in scheduler.acts if isinstance(act, SendChunk | SendLast)]
-    scheduler.acts.clear()
+    sent = [act for act in scheduler.journal.due_actions if isinstance(act, SendChunk | SendLast)]
+    scheduler.journal.take_actions()
     return sent
 
 
@@ -377,10 +383,10 @@ def test_an_aborted_prompt_drains_if_any_of_it_was_sent(visits: int, drains: boo
         assert visit(scheduler, i) == [], "no further chunk is sent"
     assert [r.rid for r in role.inflight] == (["A"] if drains else [])
     assert role.num_buffers == role.total_buffers - drains
-    assert [r.status for r in scheduler.outbox] == ([] if drains else ["aborted"])
+    assert [r.status for r in scheduler.journal.due_replies] == ([] if drains else ["aborted"])
     if drains:
         role.apply_release(named("A"), NOBODY)
-        assert [(r.status, r.reason) for r in scheduler.outbox] == [("aborted", "client left")]
+        assert [(r.status, r.reason) for r in scheduler.journal.due_replies] == [("aborted", "client left")]
         assert role.num_buffers == role.total_buffers
 
 
@@ -400,4 +406,4 @@ def test_the_release_names_who_leaves_and_the_bad_set_alone_names_nobody() -> No
     role.apply_release(named("B"), named("A"))
     assert [r.rid for r in role.inflight] == ["A"]
     assert role.num_buffers == role.total_buffers - 1
-    assert [(r.rid, r.status, r.num_output_tokens) for r in scheduler.outbox] == [("B", "finished", 1)]
+    assert [(r.rid, r.status, r.num_output_tokens) for r in scheduler.journal.due_replies] == [("B", "finished", 1)]

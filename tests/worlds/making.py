@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,14 +11,16 @@ from ppsim.core.config import RankConfig
 from ppsim.core.exchange import Exchange
 from ppsim.core.loop import Loop
 from ppsim.core.parts import Change
-from ppsim.core.rank import Phase, Plan
+from ppsim.core.rank import Phase, Plan, Rank
 from ppsim.core.votes import Voting
+from ppsim.fuzz.coverage import Coverage
 from ppsim.plugin.loader import change_of
 from ppsim.recording import Recording
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import put, validate
 from ppsim.scenario.tree import Scenario
 from ppsim.world import SimulationResult, simulate
+from ppsim.world.setting import Setting
 
 MS = 1_000_000  # ns
 
@@ -50,8 +53,20 @@ def scenario(changes: Mapping[str, Any] | None = None, base: Mapping[str, Any] =
 
 
 def run(changes: Mapping[str, Any] | None = None, base: Mapping[str, Any] = UNIT, **options: Any) -> SimulationResult:
-    """Simulate the changed base."""
-    return simulate(scenario(changes, base), **options)
+    """Simulate the changed base; what each rank met can be asked for (``situations``)."""
+    return simulate(scenario(changes, base), **{"began": listening, **options})
+
+
+def listening(setting: Setting) -> None:
+    """Listen to the journals of all ranks, those of the other side too."""
+    for simulated in (*setting.ranks, *(setting.peer.ranks if setting.peer is not None else ())):
+        Coverage(simulated.rank.journal)
+
+
+def situations(rank: Rank) -> Counter[str]:
+    """What a rank has met, by the words of ``ppsim.fuzz.coverage``; it must have been listened to."""
+    heard = (getattr(listener, "__self__", None) for listener in rank.journal.listeners)
+    return next(coverage.situations for coverage in heard if isinstance(coverage, Coverage))
 
 
 def passed(changes: Mapping[str, Any] | None = None, base: Mapping[str, Any] = UNIT, **options: Any) -> Recording:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ppsim.core.effects import Effects, Reply, reply
+from ppsim.core.journal import AbortFound
 from ppsim.core.loop import Loop
 from ppsim.core.messages import AbortReq
 from ppsim.core.rank import Plan, Rank
@@ -24,7 +25,7 @@ from ppsim.plugin.plans import before, behind
 from ppsim.recording import Recording
 from ppsim.world import SimulationResult
 from ppsim.world.setting import Setting
-from tests.worlds.making import UNIT, changed, launches, run, tokens_of
+from tests.worlds.making import UNIT, changed, launches, run, situations, tokens_of
 from tests.worlds.pd_making import PAIR, at, ends
 
 SHAPES = [(pp_size, depth) for pp_size in (2, 4) for depth in (0, 1, 2)]
@@ -36,7 +37,7 @@ Found = list[tuple[str, str, int, str]]
 
 
 def situation(scheduler: Scheduler, request: Request, iteration: int) -> str:
-    """As ``Intake.note_abort`` counts it, and where the request is launched: in which visits before this one.
+    """As ``ppsim.fuzz.coverage`` counts it, and where the request is launched: in which visits before this one.
 
     The batch of the slot that is visited now was harvested one visit ago, so what is in flight is in other slots:
     "1 ago" is the slot before this one, "L-1 ago" the one behind it.
@@ -58,7 +59,7 @@ def situation(scheduler: Scheduler, request: Request, iteration: int) -> str:
 
 
 def as_noted(what: str) -> str:
-    """The part of a situation that the scheduler counts."""
+    """The part of a situation that ``ppsim.fuzz.coverage`` counts."""
     words = what.removesuffix(", was put out").removesuffix(" in this slot")
     return words.partition(" of ")[0]
 
@@ -167,7 +168,8 @@ def check_aborted(clean: SimulationResult, result: SimulationResult, rid: str, w
     check_replies(clean.recording, result.recording, rid)
     assert ends(result.recording)[rid][0][0] == "aborted"
     for simulated in result.setting.ranks:
-        assert simulated.rank.scheduler.noted.get(f"abort {what}") == 1, simulated.rank.scheduler.noted
+        met = situations(simulated.rank)
+        assert met[f"abort {what}"] == 1, met
 
 
 NO_MEMORY = "out of KV memory"
@@ -238,8 +240,8 @@ def test_an_abort_of_an_unknown_a_finished_or_an_already_aborted_request_is_coun
     if not twice:
         assert tokens_of(result.recording) == tokens_of(clean.recording)
     for simulated in result.setting.ranks:  # an abort that finds its request marked already changes nothing either
-        scheduler = simulated.rank.scheduler
-        assert scheduler.num_ignored_aborts + scheduler.noted.get("abort twice", 0) == (4 if twice else 2)
+        met = situations(simulated.rank)
+        assert simulated.rank.scheduler.num_ignored_aborts + met["abort twice"] == (4 if twice else 2)
 
 
 @pytest.mark.parametrize("role", EXPECTED)
@@ -255,8 +257,8 @@ class EverybodyAnswers(Loop):
 
     def plan(self) -> Plan:
         def answer(rank: Rank) -> Effects[None]:
-            for rid, reason in rank.scheduler.aborted if self.config.pp_rank else ():
-                yield from reply(Reply(rid, "aborted", reason=reason))
+            for found in rank.journal.of(AbortFound) if self.config.pp_rank else ():
+                yield from reply(Reply(found.rid, "aborted", reason=found.reason))
 
         return behind(super().plan(), "apply_inputs", answer)
 
@@ -357,6 +359,6 @@ def check_pair(clean: SimulationResult, result: SimulationResult, moment: Moment
 
 def check_own_side(here: Setting, moment: Moment) -> None:
     """The abort found the request as the first run said, and answered it."""
-    noted = scheduler_of(here).noted
-    assert noted.get(f"abort {as_noted(moment.what)}") == 1, (moment, noted)
+    met = situations(here.ranks[0].rank)
+    assert met[f"abort {as_noted(moment.what)}"] == 1, (moment, met)
     assert ends(here.recording)[moment.rid][0][0] == "aborted"

@@ -24,7 +24,7 @@ from ppsim.core.rank import Plan, Rank
 from ppsim.core.votes import Voting
 from ppsim.plugin.plans import behind, instead
 from ppsim.world import SimulationResult
-from tests.worlds.making import UNIT, changed, launches, run
+from tests.worlds.making import UNIT, changed, launches, run, situations
 from tests.worlds.pd_making import ends
 
 DELAYS = range(11)
@@ -135,7 +135,7 @@ def retracting(at: tuple[int, ...]) -> tuple[SimulationResult, dict[int, int]]:
             return (good if rank.iteration >= at[self.config.pp_rank] else ()), bad
 
         def note(self, rank: Rank) -> Effects[None]:
-            if rank.scheduler.noted.get("resumed"):
+            if situations(rank)["resumed"]:
                 resumed.setdefault(self.config.pp_rank, rank.iteration)
             yield from ()
 

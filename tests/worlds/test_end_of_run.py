@@ -33,7 +33,7 @@ def losing(iteration: int) -> type[Loop]:
         def plan(self) -> Plan:
             def lose(rank: Rank) -> None:
                 if rank.iteration == iteration:
-                    rank.scheduler.outbox.clear()
+                    rank.journal.take_replies()
 
             return before(super().plan(), "schedule", does(lose))
 

@@ -16,7 +16,7 @@ from ppsim.recording.summary import summarize
 from ppsim.report.table import summary_text
 from ppsim.scenario.load import load_scenario
 from ppsim.world import SimulationResult, simulate
-from tests.worlds.making import MS, UNIT, forward_starts, passed, run, tokens_of
+from tests.worlds.making import MS, UNIT, forward_starts, passed, run, situations, tokens_of
 
 ROOT = Path(__file__).resolve().parents[2]
 KV_BYTES = 2 * 8 * 128 * 2 * 16  # of a token in the 16 layers of a stage of the default model, at pp_size 2
@@ -157,7 +157,7 @@ def test_a_decode_that_needs_locked_pages_waits_for_the_copy_instead_of_being_ab
     }
     result = run(changes)
     assert result.verdict.kind == "pass", result.verdict.message
-    assert result.setting.ranks[0].rank.scheduler.noted["decode waits for a copy"] > 0
+    assert situations(result.setting.ranks[0].rank)["decode waits for a copy"] > 0
     assert len(tokens_of(result.recording)["B1"]) == 20
 
 

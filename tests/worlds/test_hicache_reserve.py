@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.worlds.making import UNIT, run, tokens_of
+from tests.worlds.making import UNIT, run, situations, tokens_of
 from tests.worlds.pd_making import at, ends, passed_pair, prefill_of, writes_of
 
 
@@ -48,8 +48,8 @@ def counted(seed: int, **changes: Any) -> tuple[int, int, int]:
     """Aborts for want of memory, retractions, parked chunks; the verdict has checked both pools and all replies."""
     result = run({**crowd(seed), **changes})
     assert result.verdict.kind == "pass", f"seed {seed}: {result.verdict.message}"
-    scheduler = result.setting.ranks[0].rank.scheduler
-    return scheduler.num_unfit_aborts, scheduler.num_retractions, scheduler.num_parked_chunks
+    met = situations(result.setting.ranks[0].rank)
+    return met["unfit"], met["retracted"], met["chunk parked"]
 
 
 @pytest.mark.parametrize("policy", ["write_through", "write_back"])

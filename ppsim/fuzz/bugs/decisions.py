@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ppsim.core.admission import PrefillAdder
 from ppsim.core.config import RankConfig
+from ppsim.core.journal import Journal
 from ppsim.core.kv import KVCache
 from ppsim.core.loop import Loop
 from ppsim.core.policy import Policy
@@ -31,9 +32,11 @@ class WatermarkOnLaterRanks(Scheduler):
 class OnePromptABatch(Scheduler):
     """Later ranks admit one request to a prefill batch."""
 
-    def __init__(self, config: RankConfig, kv: KVCache, slots: SlotRing, policy: Policy) -> None:
+    def __init__(
+        self, config: RankConfig, kv: KVCache, slots: SlotRing, policy: Policy, journal: Journal | None = None
+    ) -> None:
         mine = config if config.is_first else replace(config, prefill_max_requests=1)
-        super().__init__(mine, kv, slots, policy)
+        super().__init__(mine, kv, slots, policy, journal)
 
 
 @planted("mixed_tokens_not_charged", breaks="INV-11", profile="chunked", source="protocol.md 4.3, 4.8")

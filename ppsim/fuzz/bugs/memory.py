@@ -8,6 +8,7 @@ from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects, Reply, drop
 from ppsim.core.exchange import Exchange
+from ppsim.core.journal import Journal
 from ppsim.core.kv import KVCache
 from ppsim.core.loop import Loop
 from ppsim.core.messages import FlushCache
@@ -27,8 +28,10 @@ from ppsim.plugin.plans import behind, does, instead
 class FreedAtFirstHarvest(Scheduler):
     """An aborted prompt gives its KV back at the next harvest, although later chunks of it are still in flight."""
 
-    def __init__(self, config: RankConfig, kv: KVCache, slots: SlotRing, policy: Policy) -> None:
-        super().__init__(config, kv, slots, policy)
+    def __init__(
+        self, config: RankConfig, kv: KVCache, slots: SlotRing, policy: Policy, journal: Journal | None = None
+    ) -> None:
+        super().__init__(config, kv, slots, policy, journal)
         self.in_flight: dict[str, int] = {}
 
     def may_end_now(self, request: Request) -> bool:
@@ -68,7 +71,7 @@ class FlushBesideLaunched(Scheduler):
             super()._flush(item)
             return
         self.kv.tree.reset()
-        self.outbox.append(Reply(item.rid, "finished", reason="flushed"))
+        self.journal.add(Reply(item.rid, "finished", reason="flushed"))
 
 
 @planted("aborted_chunk_leaks", breaks="INV-23", profile="abort", source="bugs.md B46")

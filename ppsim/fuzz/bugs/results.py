@@ -87,8 +87,9 @@ class LastReplyTwice(Loop):
         steps = super().plan()
 
         def twice(rank: Rank) -> None:
-            outbox = rank.scheduler.outbox
-            outbox += [reply for reply in outbox if reply.status in ("finished", "aborted")]
+            for reply in rank.journal.due_replies:
+                if reply.status in ("finished", "aborted"):
+                    rank.journal.add(reply)
 
         steps = instead(steps, "harvest", absorb_outputs, report_harvest)
         return before(steps, "report_harvest", does(twice))
