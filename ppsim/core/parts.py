@@ -89,9 +89,15 @@ RIGHT = Parts()
 
 
 def place_of(part: type) -> type | None:
-    """The right class that this one is to stand in for: the narrowest that it subclasses; None: a part of no rank."""
+    """The right class that this one is to stand in for: the narrowest that it subclasses; None: a part of no rank.
+
+    Raises TypeError for one class that would be two parts: only one of them could be had.
+    """
     fits = [getattr(RIGHT, field.name) for field in fields(Parts) if issubclass(part, getattr(RIGHT, field.name))]
     narrowest = [one for one in fits if not any(other is not one and issubclass(other, one) for other in fits)]
+    if len(narrowest) > 1:
+        names = " and ".join(one.__name__ for one in narrowest)
+        raise TypeError(f"{part.__name__} subclasses {names}: write a class for each (see: docs/plugins.md)")
     return narrowest[0] if narrowest else None
 
 
@@ -99,7 +105,7 @@ def parts_with(changed: Iterable[type]) -> Parts:
     """The right parts, but for these subclasses of them; the methods of an earlier one go first.
 
     A subclass of the prefix tree serves with and without a host tier, one of Role in every role. Raises TypeError for a
-    class that is a part of no rank, and for classes that have no common subclass.
+    class that is a part of no rank or two of them, and for classes that have no common subclass.
     """
     given = tuple(dict.fromkeys(changed))
     for part in given:

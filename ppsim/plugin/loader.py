@@ -178,7 +178,10 @@ def always_on(module: ModuleType) -> list[type]:
 
 def check_class(path: str, cls: type) -> None:
     """Raise UsageError for a class that could stand nowhere, and for a method whose name is misspelt."""
-    right = right_class(cls) if isinstance(cls, type) else None
+    try:
+        right = right_class(cls) if isinstance(cls, type) else None
+    except TypeError as error:  # it would be two parts
+        raise UsageError(f"plug-in {path}: {error}") from None
     if right is None:
         came = getattr(cls, "__name__", repr(cls))
         raise UsageError(

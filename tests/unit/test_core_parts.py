@@ -26,6 +26,8 @@ from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import Slot, SlotRing
 from ppsim.core.surroundings import Surroundings
 from ppsim.core.tokens import pack
+from ppsim.errors import UsageError
+from ppsim.plugin.loader import check_class
 from ppsim.recording.digest import run_digest
 from tests.worlds.making import UNIT, changed, requests, run
 from tests.worlds.pd_making import PAIR
@@ -52,9 +54,8 @@ def request(num_tokens: int = 4, output: int = 3) -> NewRequest:
 def test_a_subclass_of_a_part_takes_its_place_and_no_other(name: str) -> None:
     right = getattr(RIGHT, name)
     mine = type("Mine", (right,), {})
-    assert place_of(right) is right
-    assert place_of(mine) is right
-    assert place_of(type("Lower", (mine,), {})) is right
+    lower = type("Lower", (mine,), {})
+    assert [place_of(part) for part in (right, mine, lower)] == [right] * 3
     parts = parts_with([mine])
     assert getattr(parts, name) is mine
     others = [other for other in NAMES if not issubclass(getattr(RIGHT, other), right)]
@@ -68,6 +69,15 @@ def test_a_class_that_is_a_part_of_no_rank_is_refused_by_name(alien: type) -> No
     mine = type("Mine", (alien,), {})
     with pytest.raises(TypeError, match=r"^Mine subclasses no part of a rank \(see: docs/plugins\.md\)$"):
         parts_with([Loop, mine])
+
+
+@pytest.mark.parametrize(("one", "other"), [(Loop, SlotRing), (PrefillRole, DecodeRole), (RadixCache, Rank)])
+def test_a_class_that_would_be_two_parts_is_refused(one: type, other: type) -> None:
+    both = type("Both", (one, other), {})
+    with pytest.raises(TypeError, match=r"^Both subclasses \w+ and \w+: write a class for each"):
+        parts_with([both])
+    with pytest.raises(UsageError, match=r"Both subclasses .*write a class for each"):
+        check_class("file.py", both)
 
 
 # --- several for one place -------------------------------------------------------------------------------------------
@@ -124,7 +134,7 @@ class Backwards(RadixCache):
 def test_a_change_of_the_prefix_tree_holds_with_and_without_a_host_tier(write_policy: str) -> None:
     kv = started(parts_with([Backwards]), hicache_write_policy=write_policy, host_tokens=32).scheduler.kv
     assert isinstance(kv.tree, Backwards)
-    assert (kv.tiers is kv.tree) == bool(write_policy)
+    assert (kv.tiers is not None) == bool(write_policy)
     if kv.tiers is not None:
         assert kv.tiers.host.capacity_tokens == 32
     pages = kv.pool.alloc(60)
