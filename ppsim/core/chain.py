@@ -89,12 +89,16 @@ class Chain:
             yield from self.send(rank, link.leader, Lane.TP, mine)
             return (yield from self.take(rank, link.leader, Lane.TP))
         for replica in link.replicas:
-            mine = question.reduce(mine, (yield from self.take(rank, replica, Lane.TP)))
+            mine = self.reduce(question, mine, (yield from self.take(rank, replica, Lane.TP)))
         if question.complete is not None:
             mine = yield from question.complete(rank, mine)
         for replica in link.replicas:
             yield from self.send(rank, replica, Lane.TP, mine)
         return mine
+
+    def reduce(self, question: Question, mine: Answer, theirs: Answer) -> Answer:
+        """Of two replicas' views one, as the question says."""
+        return question.reduce(mine, theirs)
 
     def hand_down(self, rank: Rank, question: Question, answer: Answer) -> Effects[None]:
         """Pass the answer on to the next stage, and to the replicas of this one where leaders speak for them."""

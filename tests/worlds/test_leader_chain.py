@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from ppsim.core import leader
+from ppsim.core.chain import Answer, Chain, Question
 from ppsim.core.consensus import unite
 from ppsim.world import SimulationResult
-from tests.worlds.making import MS, UNIT, launches, run
+from tests.worlds.making import MS, UNIT, changed, launches, run
 from tests.worlds.pd_making import ends
 
 DELAYS = (0, 1, 3, 10)
@@ -96,9 +96,14 @@ def test_only_the_clock_of_the_first_rank_counts() -> None:
 # --- the tests above can fail -----------------------------------------------------------------------------------------
 
 
-def test_a_union_of_what_is_ready_lets_a_request_run_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted: the first stage unites what its ranks have ready. The chain is a phase, no part, so it is patched."""
-    monkeypatch.setattr(leader, "intersect", unite)
+class AnyReplicaIsEnough(Chain):
+    """Planted: the first stage unites what its ranks have ready."""
+
+    def reduce(self, question: Question, mine: Answer, theirs: Answer) -> Answer:
+        return Answer(tuple(unite(a, b) for a, b in zip(mine.values, theirs.values, strict=True)))
+
+
+def test_a_union_of_what_is_ready_lets_a_request_run_too_early() -> None:
     fact = {"what": "grammar", "rid": "G", "at": [1, 10, 0, 0]}
-    result = run({**COMPILED, "observations.listed": [fact]})
+    result = run({**COMPILED, "observations.listed": [fact]}, change=changed(AnyReplicaIsEnough))
     assert launches(result.recording)["G"][0] < 10

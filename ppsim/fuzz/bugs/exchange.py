@@ -73,10 +73,6 @@ class UntypedChannel(Endpoint):
         return (yield from recv(src, lane))
 
 
-def next_of_any_kind(src: int, lane: Lane) -> Effects[Message]:
-    return (yield from recv(src, lane))
-
-
 @planted("cancelled_output_not_received", breaks="INV-31", profile="abort", source="bugs.md B69")
 class CancelledOutputNotReceived(Exchange):
     """The first rank does not receive the output of a batch whose requests are all cancelled by now."""

@@ -64,14 +64,6 @@ class OtherArguments(Rank):
         super().__init__(config, policy, link, make_scheduler)
 
 
-class ZigzagRing(SlotRing):
-    """Every second round goes backwards."""
-
-    def current(self, iteration: int) -> Slot:
-        number, place = divmod(iteration, len(self.slots))
-        return self.slots[len(self.slots) - 1 - place if number % 2 else place]
-
-
 @planted("zigzag_slots", breaks="INV-04", profile="plain", source="protocol.md 12, invariant 4")
 class ZigzagSlots(SlotRing):
     """Every second round visits the slots backwards, on all ranks alike."""
