@@ -68,7 +68,7 @@ class Forgets(ppsim.Policy):
 
 
 def test_exec_takes_a_plug_in_and_its_bugs_as_run_does(tmp_path: Path) -> None:
-    """The same rule, rank, iteration and sentence in both worlds; a file that cannot be used, before a process starts."""
+    """The same rule, rank, iteration and sentence in both worlds; what cannot be used is told before any process."""
     plugin = tmp_path / "mine.py"
     plugin.write_text(MINE)
     work = ["tiny", "--set", "run.invariants=true", "--plugin", str(plugin), "--bug"]
@@ -102,7 +102,7 @@ def test_a_bug_that_raises_or_is_never_asked_is_told_of_real_processes_too(tmp_p
     raised = ppsim("exec", "tiny", "--plugin", str(plugin), "--bug", "forgets", "--out", str(tmp_path / "raised"))
     assert (raised.returncode, raised.stdout) == (1, "")
     assert "Traceback" not in raised.stderr
-    assert "crash: TypeError: mine.py, line 23: Forgets.admission_order must return list, it returned nothing" in (
+    assert "crash: TypeError: mine.py, line 22: Forgets.admission_order must return list, it returned nothing" in (
         raised.stderr
     )
     never = ppsim("exec", "tiny", "--plugin", str(plugin), "--bug", "own_rows", "--out", str(tmp_path / "never"))

@@ -179,7 +179,7 @@ WRONG: dict[str, tuple[str, str]] = {
         "def mine(rank):\n    rank.iteration += 0\n\n\n"
         "class Mine(Loop):\n    def plan(self):\n        return behind(super().plan(), 'schedule', mine)\n\n\n"
         "CHANGES = [Mine]\n",
-        "crash: TypeError: p.py, line 11: phase mine must return effects (a generator: it needs a yield), it returned n",
+        "crash: TypeError: p.py, line 11: phase mine must return effects (a generator: it needs a yield), it returned",
     ),
 }
 
