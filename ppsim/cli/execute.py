@@ -67,9 +67,10 @@ def execute(
     from executor.launch import execute as launch
     from ppsim.cli.outcome import conclude
     from ppsim.cli.progress import ProgressBar
+    from ppsim.planted import all_bugs
     from ppsim.recording.folder import run_folder
 
     with run_folder(out, loaded.name, loaded.seed) as folder:
         with ProgressBar(f"executing {loaded.name}") as progress:
             result = launch(loaded, device=device.value, port=port, progress=progress)
-        return conclude(folder, loaded, result.recording, result.verdict, as_json=as_json)
+        return conclude(folder, loaded, result.recording, result.verdict, as_json=as_json, known_bugs=[*all_bugs()])

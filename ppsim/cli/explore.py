@@ -19,6 +19,7 @@ from ppsim.cli.options import (
     check_seconds,
     plugin_of,
     scenario_of,
+    starting_point,
 )
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ def explore(
     from ppsim.fuzz.explore import explore as run_all
     from ppsim.planted import hooks_for
 
-    loaded = scenario_of(scenario, None, None, overrides)
+    loaded = starting_point(scenario_of(scenario, None, None, overrides), "explore")
     if loaded.workload.source != "requests":
         raise UsageError(f"{loaded.name}: explore needs scripted requests (workload.source = 'requests')")
     check_seconds("--budget", budget)

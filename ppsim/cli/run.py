@@ -46,18 +46,24 @@ def run(
     as_json: JsonOption = False,
     with_report: ReportOption = False,
 ) -> int:
-    """Simulate a scenario and save the run."""
+    """Simulate a scenario and save the run. One that says what must come out ([expect]) is judged by it."""
     check_seconds("--max-seconds", max_seconds)
     if with_report:
         from ppsim.report.page.library import library
 
         library()  # a long run should not end in a page that cannot be made
     arriving = workload_keys(prompt, output, rate, trace)
-    loaded = scenario_of(scenario, seed, trace, overrides, arriving, columns, skip_bad_lines, concurrency)
+    loaded = scenario_of(scenario, seed, trace, overrides, arriving, columns, skip_bad_lines, concurrency, bugs)
 
-    from ppsim.planted import hooks_for
+    from ppsim.planted import all_bugs, hooks_for
+    from ppsim.planted.registry import bugs_in, policy_of
+    from ppsim.scenario.expected import with_change
 
-    hooks = hooks_for([*(bugs or []), *loaded.bugs], plugin_of(plugin))
+    module = plugin_of(plugin)
+    hooks = hooks_for(loaded.bugs, module)
+    known = [*all_bugs(), *(bug.name for bug in (bugs_in(module) if module is not None else ()))]
+    if module is not None and policy_of(module) is not None:
+        loaded = with_change(loaded, f"the policy ({plugin})")
 
     from ppsim.cli.outcome import conclude, simulated
     from ppsim.cli.progress import ProgressBar
@@ -65,6 +71,6 @@ def run(
 
     with run_folder(out, loaded.name, loaded.seed) as folder:
         with ProgressBar(f"simulating {loaded.name}") as progress:
-            changed = bool(plugin or bugs or loaded.bugs)
+            changed = bool(plugin or loaded.bugs)
             recording, verdict = simulated(loaded, hooks, progress, folder, is_changed=changed, max_s=max_seconds)
-        return conclude(folder, loaded, recording, verdict, as_json=as_json, with_report=with_report)
+        return conclude(folder, loaded, recording, verdict, as_json=as_json, with_report=with_report, known_bugs=known)
