@@ -51,10 +51,10 @@ def show(
     print(json.dumps(summary, allow_nan=False) if as_json else summary_text(summary))
     if as_json:
         return EXIT_PASS
-    if verdict.message and verdict.kind != "pass":
-        print(verdict.message)
     for line in expected(run, whole, verdict):
         print(line)
+    if verdict.message and verdict.kind != "pass":
+        print(verdict.message)
     return EXIT_PASS
 
 

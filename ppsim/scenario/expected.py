@@ -72,8 +72,7 @@ class Expectations:
         """For people: "as expected" with what came, or each unmet expectation; then what was not judged."""
         if self.not_judged:
             return [f"the expectations of the scenario are not judged: {self.not_judged}", *self.notes]
-        met = ", ".join(f"{e.key.removeprefix('expect.').removeprefix('figures.')} {e.came}" for e in self.judged)
-        lines = [f"as expected: {met}"] if self.met else []
+        lines = [f"as expected: {self.told()}"] if self.met else []
         if self.unmet:
             lines = [f"not as expected: {len(self.unmet)} of {len(self.judged)} expectations are not met"]
             lines += [f"  {e}" for e in self.unmet]
@@ -83,6 +82,14 @@ class Expectations:
                 reasons.setdefault(e.not_judged, []).append(e.key)
         lines += [f"not judged: {', '.join(keys)}: {why}" for why, keys in reasons.items()]
         return [*lines, *self.notes]
+
+    def told(self) -> str:
+        """What was judged, in short."""
+        figures = [e for e in self.judged if ".figures." in e.key]
+        named = [f"{e.key.removeprefix('expect.')} {e.came}" for e in self.judged if e not in figures]
+        if figures:
+            named.append("1 figure" if len(figures) == 1 else f"{len(figures)} figures")
+        return ", ".join(named)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for programs."""
