@@ -52,7 +52,7 @@ def show(
     if as_json:
         return EXIT_PASS
     for line in expected(run, whole, verdict):
-        print(line)
+        say(line)
     if verdict.message and verdict.kind != "pass":
         print(verdict.message)
     return EXIT_PASS
