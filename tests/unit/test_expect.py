@@ -150,7 +150,6 @@ def test_a_changed_run_is_not_judged_and_the_change_is_named_also_when_it_runs_a
     for words, changed in (
         (["--set", "cluster.pp_async_batch_depth=1"], "cluster.pp_async_batch_depth"),
         (["--seed", "3"], "seed"),
-        (["--prompt", "100"], "workload.source"),
         (["--bug", "hash_order"], "bugs (nothing is said under expect.bugs.hash_order)"),
         (["--bug", BUG, "--set", "run.check=false"], "run.check, bugs"),
     ):
