@@ -16,12 +16,13 @@ PACKED = Path("ppsim", "data", "scenarios")
 
 
 class BuildWithScenarios(build_py):
-    """The modules and package data as ever, then a copy of every scenario beside them."""
+    """The modules and package data as ever, then a copy of every scenario, and of what is said of a folder."""
 
     def packed(self) -> dict[str, str]:
-        """Copy -> file in the tree."""
+        """Copy -> file in the tree: the scenarios, and of each folder the sentence about them."""
         target = Path(self.build_lib) / PACKED
-        return {str(target / file.relative_to(SCENARIOS)): str(file) for file in sorted(SCENARIOS.glob("**/*.toml"))}
+        files = sorted([*SCENARIOS.glob("**/*.toml"), *SCENARIOS.glob("**/folder.txt")])
+        return {str(target / file.relative_to(SCENARIOS)): str(file) for file in files}
 
     def run(self) -> None:
         super().run()

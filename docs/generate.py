@@ -20,6 +20,7 @@ from ppsim.core.surroundings import Surroundings
 from ppsim.plan.questions import QUESTIONS
 from ppsim.plugin import all_bugs
 from ppsim.plugin.plans import right_plan
+from ppsim.scenario import Scenario, load_scenario
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parent / "tests" / "planted" / "bug_scenarios.toml"
@@ -67,10 +68,11 @@ BUGS_HEAD = """# Public bugs as scenarios
 
 Reported bugs of pipeline-parallel serving that concern scheduling, communication, KV, aborts or consensus, each as a
 small scenario in `scenarios/bugs/`. With the right protocol it passes; with its planted bug it fails at the iteration
-and with the rule that are named here (`ppsim run bugs/NAME --bug BUG`). The last column is the same run without any
-check: how late, or whether at all, an engine would notice. A scenario's comments say what is expected, how its
-iterations are derived, and where the nearest rule of this protocol stands in for something that is not modelled.
-`ppsim bugs BUG` lets the fuzzer look for it. The rules: [invariants](invariants.md).
+and with the rule that are named here (`ppsim run bugs/NAME --bug BUG`). Both stand in the scenario itself, which
+[judges its run](expect.md). The last column is the same run without any check: how late, or whether at all, an engine
+would notice. A scenario's comments say what is expected, how its iterations are derived, and where the nearest rule of
+this protocol stands in for something that is not modelled. `ppsim bugs BUG` lets the fuzzer look for it. The rules:
+[invariants](invariants.md).
 This page is made by `python docs/generate.py`.
 
 | entry | reported in | scenario | what it shows | planted bug | breaks | at | without checks |
@@ -82,20 +84,29 @@ def bugs_page() -> str:
     """Every entry of the catalogue: its scenario, its planted bug, and what the run must show."""
     lines = []
     for name, entry in sorted(tomllib.loads(DATA.read_text(encoding="utf-8")).items()):
-        shows = tomllib.loads((SCENARIOS / f"{name}.toml").read_text(encoding="utf-8"))["description"]
-        at = f"iteration {entry['iteration']}" if "iteration" in entry else "the end"
+        scenario = load_scenario(str(SCENARIOS / f"{name}.toml"))
+        assert scenario.expect is not None
+        ((bug, outcome),) = scenario.expect.bugs.items()
+        at = "the end" if outcome.iteration is None else f"iteration {outcome.iteration}"
         cells = (
             name[:3].upper(),
             entry["source"],
             f"[{name}](../scenarios/bugs/{name}.toml)",
-            shows,
-            f"`{entry['bug']}`",
-            entry["invariant"],
-            f"{at}, {entry['rank']} rank",
+            scenario.description,
+            f"`{bug}`",
+            str(outcome.rule),
+            f"{at}, {place_of(outcome.rank, scenario)} rank",
             unnoticed(entry.get("bare")),
         )
         lines.append("| " + " | ".join(cells) + " |")
     return BUGS_HEAD + "\n".join(lines) + "\n" + catalogue()
+
+
+def place_of(rank: int | None, scenario: Scenario) -> str:
+    """Where in the pipeline a rank is."""
+    assert rank is not None
+    stage = rank // scenario.cluster.tp_replicas
+    return "first" if stage == 0 else "last" if stage == scenario.cluster.pp_size - 1 else "middle"
 
 
 CATALOGUE_HEAD = """

@@ -98,9 +98,9 @@ def execute(
     (docs/plugins.md), besides the scenario's bugs; every rank loads them in its own process. Raises UsageError,
     PluginError and RankDied as the head of this file says.
     """
-    scenario = prepared(scenario, model_dir, device)
     changed = load((*changes, *scenario.bugs), plugin)
     check_worlds(changed.change.surroundings, changed.names)
+    scenario = prepared(scenario, model_dir, device)
     pp_size = scenario.cluster.pp_size
     recording = Recording(pp_size, name=scenario.name, seed=scenario.seed, world="exec")
     if scenario.run.invariants:

@@ -13,7 +13,6 @@ from ppsim.core.messages import Input, NewRequest
 from ppsim.core.surroundings import ONLY_SIMULATED, Surroundings
 from ppsim.core.tokens import count, unpack
 from ppsim.errors import ScenarioError, UsageError
-from ppsim.plugin import bug
 from ppsim.recording import Recording
 from ppsim.scenario import Scenario
 from ppsim.scenario.check import check_scenario
@@ -59,7 +58,6 @@ def prepared(scenario: Scenario, model_dir: str | None, device: str) -> Scenario
         raise ScenarioError("hicache.enabled", "the executor keeps KV on the device only", "switch it off")
     if scenario.chance != Chance():
         raise ScenarioError("chance", "is decided by the simulated world only", "leave the section out")
-    check_bugs(scenario)
     dtype_of(model)
     if folder is not None:
         check_checkpoint(scenario, folder)
@@ -109,14 +107,6 @@ def check_key(scenario: Scenario, folder: str | None) -> None:
             + "; ".join(wrong),
             "leave model.key out, or give the folder of its checkpoint",
         )
-
-
-def check_bugs(scenario: Scenario) -> None:
-    """Real processes run the planted bugs of ranks; what a bug does to a world is the simulated world's."""
-    for name in scenario.bugs:
-        for cls in bug(name).classes:
-            if issubclass(cls, Surroundings):
-                check_worlds(cls, (name,))
 
 
 def check_worlds(behaviour: type[Surroundings], names: Sequence[str]) -> None:

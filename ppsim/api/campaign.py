@@ -29,6 +29,7 @@ from ppsim.fuzz.probes import PROBES
 from ppsim.fuzz.profiles import profile_named, profile_of_bugs
 from ppsim.fuzz.repro import save
 from ppsim.scenario.check import check_scenario
+from ppsim.scenario.expected import without_expect
 from ppsim.scenario.load import validate
 
 if TYPE_CHECKING:
@@ -204,7 +205,7 @@ def explore(
     ``bounds`` of the answer has them. ``sentence()`` says what exactly was bounded. ``unreduced``: every order of equal
     events, too. Raises UsageError or ScenarioError.
     """
-    loaded = load(scenario, **keys)
+    loaded = without_expect(load(scenario, **keys))
     if loaded.workload.source != "requests":
         raise UsageError(f"{loaded.name}: explore needs scripted requests (workload.source = 'requests')")
     if budget_s is not None and not 0 < budget_s < float("inf"):

@@ -18,6 +18,7 @@ from ppsim.plan.probe import NUM_REQUESTS
 from ppsim.plan.tune import Wish, tuned_scenario
 from ppsim.plan.tune import tune as search
 from ppsim.plan.tuning import Tuning
+from ppsim.scenario.expected import without_expect
 from ppsim.scenario.tree import Scenario
 
 if TYPE_CHECKING:
@@ -104,7 +105,7 @@ def tune(
     if max_cp_size < 0:
         raise UsageError(f"max_cp_size {max_cp_size}: expected 0 (any) or more")
     aim = objective or ("ttft" if at_rate_per_s is None else "ttft_at_rate")
-    loaded = load(scenario, **keys)
+    loaded = without_expect(load(scenario, **keys))
     return Tuned(loaded, search(loaded, Wish(aim, num_gpus, at_rate_per_s, prompt_tokens, num_prompts, max_cp_size)))
 
 

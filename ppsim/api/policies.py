@@ -33,7 +33,7 @@ class Changes:
         return not (self.policies or self.plugin or self.bugs)
 
     def planted(self) -> list[Planted]:
-        """The planted bugs among it: those that are named, and classes under ``ppsim.planted``."""
+        """The planted bugs among it: those that are named, and classes that ``ppsim.planted`` marks."""
         named = [bug(name, self.module) for name in self.bugs]
         return named + [vars(policy)[MARK] for policy in self.policies if MARK in vars(policy)]
 

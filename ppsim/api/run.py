@@ -30,6 +30,7 @@ from ppsim.recording.summary import summarize
 if TYPE_CHECKING:
     import pandas as pd
 
+    from ppsim.scenario.expected import Expectations
     from ppsim.scenario.tree import Scenario
 
 SIDES = ("prefill", "decode")
@@ -112,6 +113,21 @@ class Run:
     def summary(self) -> dict[str, Any]:
         """The figures of ``ppsim run --json``; ``ppsim.recording.summary`` defines each."""
         return summarize(self.recording, self.verdict)
+
+    @cached_property
+    def expectations(self) -> Expectations | None:
+        """What the scenario expects (``[expect]``) beside what came; None where it expects nothing. ``met`` sums it up,
+        ``unmet`` has what is not, ``lines()`` says it as ``ppsim run`` does.
+
+        Nothing is judged where keys or the policy have been changed: ``not_judged`` says which.
+        """
+        from ppsim.plugin import all_bugs
+        from ppsim.scenario.expected import expectations
+
+        if self._scenario is None or (isinstance(self._scenario, Mapping) and "expect" not in self._scenario):
+            return None
+        stopped = self.incomplete.partition("\n")[0]
+        return expectations(self.scenario, self.summary, self.verdict, stopped=stopped, known_bugs=[*all_bugs()])
 
     @property
     def digest(self) -> str:

@@ -12,6 +12,7 @@ from ppsim.api.run import Run
 from ppsim.errors import PpsimError, UsageError
 from ppsim.fuzz.experiment import Experiment
 from ppsim.plugin.crash import crash_of
+from ppsim.scenario.expected import with_change
 from ppsim.scenario.load import read_scenario, scenario_with
 from ppsim.scenario.tree import Scenario
 from ppsim.sglang.result import LaunchLine
@@ -75,6 +76,8 @@ def simulate(scenario: ScenarioLike | Experiment, /, *, policy: PolicyLike = Non
         scenario = scenario.raw
     loaded = load(scenario, **keys)
     result = simulated(loaded, change, choices)
+    if not change.is_none:
+        loaded = with_change(loaded, "the policy")
     return Run(result.recording, result.verdict, loaded)
 
 

@@ -65,8 +65,9 @@ def execute(
 ) -> int:
     """Run a scenario on real processes that run a real model, and save the run."""
     sets = [f"model.path={json.dumps(model)}"] if model is not None else []
-    loaded = scenario_of(scenario, seed, trace, [*(overrides or []), *sets], None, columns, skip_bad_lines, concurrency)
-    plugin_of(plugin)
+    overrides = [*(overrides or []), *sets]
+    loaded = scenario_of(scenario, seed, trace, overrides, None, columns, skip_bad_lines, concurrency, bugs)
+    module = plugin_of(plugin)
     for package in ("torch", "transformers"):
         if find_spec(package) is None:
             raise UsageError(f"ppsim exec needs {package}, which is not installed: pip install 'ppsim[executor]'")
@@ -74,13 +75,17 @@ def execute(
     from executor.launch import execute as launch
     from ppsim.cli.outcome import conclude
     from ppsim.cli.progress import ProgressBar
+    from ppsim.plugin import all_bugs, bugs_in
+    from ppsim.plugin.loader import always_on
     from ppsim.recording.folder import run_folder
+    from ppsim.scenario.expected import with_change
 
+    if module is not None and always_on(module):
+        loaded = with_change(loaded, f"the policy ({plugin})")
     with run_folder(out, loaded.name, loaded.seed) as folder:
         with ProgressBar(f"executing {loaded.name}") as progress:
-            result = launch(
-                loaded, device=device.value, port=port, progress=progress, changes=tuple(bugs or ()), plugin=plugin
-            )
+            result = launch(loaded, device=device.value, port=port, progress=progress, plugin=plugin)
         if result.verdict.kind == "pass":
             tell_unfired(result.unfired)
-        return conclude(folder, loaded, result.recording, result.verdict, as_json=as_json)
+        known = [*all_bugs(), *(bug.name for bug in (bugs_in(module) if module is not None else ()))]
+        return conclude(folder, loaded, result.recording, result.verdict, as_json=as_json, known_bugs=known)

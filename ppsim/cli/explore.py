@@ -19,6 +19,7 @@ from ppsim.cli.options import (
     check_seconds,
     plugin_of,
     scenario_of,
+    starting_point,
     tell_unfired,
 )
 
@@ -54,7 +55,7 @@ def explore(
     from ppsim.fuzz.explore import explore as run_all
     from ppsim.plugin import load
 
-    loaded = scenario_of(scenario, None, None, overrides)
+    loaded = starting_point(scenario_of(scenario, None, None, overrides), "explore")
     if loaded.workload.source != "requests":
         raise UsageError(f"{loaded.name}: explore needs scripted requests (workload.source = 'requests')")
     check_seconds("--budget", budget)

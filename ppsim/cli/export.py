@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ppsim.cli.guard import guarded, say
-from ppsim.cli.options import JsonOption, ScenarioArg, SetOption, scenario_of
+from ppsim.cli.options import JsonOption, ScenarioArg, SetOption, scenario_of, starting_point
 
 if TYPE_CHECKING:
     from ppsim.scenario import Scenario
@@ -18,7 +18,7 @@ def export(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOpti
     from ppsim.sglang.edit import edited
     from ppsim.sglang.launch import to_launch_line
 
-    loaded = scenario_of(scenario, None, None, overrides)
+    loaded = starting_point(scenario_of(scenario, None, None, overrides), "export")
     text, notes = to_launch_line(loaded), not_in_line(loaded)
     _, changes, without = edited(loaded) or (text, [], [])
     notes += without

@@ -1,4 +1,4 @@
-"""``ppsim list``: what there is to name, one a line: the name first, then one sentence."""
+"""``ppsim list``: what there is to name, one a line: the name first, then one sentence. Scenarios stand in folders."""
 
 from __future__ import annotations
 
@@ -16,16 +16,23 @@ app = typer.Typer(help="List what can be named on the command line.", no_args_is
 @app.command("scenarios")
 @guarded
 def scenarios(as_json: JsonOption = False) -> int:
-    """The scenarios that come with ppsim, and those in ./scenarios."""
-    from ppsim.scenario.load import known_scenarios
+    """The scenarios that come with ppsim, and those in ./scenarios, by folder."""
+    from ppsim.scenario.load import folder_sentence, known_scenarios
 
     described = {name: description(path) for name, path in known_scenarios().items()}
+    folders = dict.fromkeys(sorted(name.rpartition("/")[0] for name in described))
     if as_json:
-        print(json.dumps([{"name": name, "description": text} for name, text in described.items()]))
-    else:
-        width = max((len(name) for name in described), default=0)
-        for name, text in described.items():
-            print(f"{name:<{width}}  {text}".rstrip())
+        rows = [{"name": n, "folder": n.rpartition("/")[0], "description": text} for n, text in described.items()]
+        print(json.dumps(rows))
+        return 0
+    for number, folder in enumerate(folders):
+        mine = {name: text for name, text in described.items() if name.rpartition("/")[0] == folder}
+        width = max(len(name) for name in mine)
+        if number:
+            print()
+        print(f"{folder or 'scenarios'}: {folder_sentence(folder)}".rstrip(" :"))
+        for name, text in mine.items():
+            print(f"  {name:<{width}}  {text}".rstrip())
     return 0
 
 

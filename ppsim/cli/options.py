@@ -120,6 +120,7 @@ def scenario_of(
     columns: list[str] | None = None,
     skip_bad_lines: bool = False,
     concurrency: int | None = None,
+    bugs: list[str] | None = None,
 ) -> Scenario:
     """The scenario a command line asks for; later overrides win, and --set wins over --trace and ``arriving``."""
     from ppsim.scenario import load_scenario
@@ -128,7 +129,17 @@ def scenario_of(
     if trace is not None:
         sets += ['workload.source="trace"', f"workload.trace={json.dumps(trace)}"]
     sets += [f"{key}={toml_value(value)}" for key, value in reading_keys(columns, skip_bad_lines, concurrency).items()]
-    return load_scenario(name, [*sets, *(overrides or [])], seed=seed)
+    return load_scenario(name, [*sets, *(overrides or [])], seed=seed, bugs=bugs or ())
+
+
+def starting_point(loaded: Scenario, command: str) -> Scenario:
+    """A scenario whose runs ``command`` varies: what it expects is of itself, and that is told on stderr."""
+    from ppsim.cli.guard import say
+    from ppsim.scenario.expected import without_expect
+
+    if loaded.expect is not None and not loaded.expect.changed:
+        say(f"note: {loaded.name}: ppsim {command} judges no [expect] (ppsim run and ppsim exec do)")
+    return without_expect(loaded)
 
 
 def reading_keys(

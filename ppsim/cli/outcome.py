@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from ppsim.cli.guard import EXIT_INTERRUPTED, Interrupted, give_up, say
@@ -90,11 +90,14 @@ def conclude(
     *,
     as_json: bool,
     with_report: bool = False,
+    known_bugs: Collection[str] | None = None,
 ) -> int:
-    """Save, print and return the exit code. The verdict's text goes to stderr, as do the places of the run and page."""
+    """Save, print and return the exit code. The verdict's text goes to stderr, as do the places of the run and page,
+    and what became of the expectations. With them the exit code says whether they are met; without, the verdict."""
     from ppsim.recording.folder import incomplete, leave, write_run
     from ppsim.recording.summary import summarize
     from ppsim.report.table import summary_text
+    from ppsim.scenario.expected import expectations
 
     summary = summarize(recording, verdict)
     write_run(folder, scenario.model_dump(mode="json"), recording, summary, verdict)
@@ -103,10 +106,26 @@ def conclude(
         say(verdict.message)
     if folder.replaces:
         say(f"replaced the earlier run in {folder.path}")
-    say(f"saved {folder.path}" + (", marked incomplete" if incomplete(folder.path) else ""))
+    why = incomplete(folder.path)
+    say(f"saved {folder.path}" + (", marked incomplete" if why else ""))
+    expected = expectations(scenario, summary, verdict, stopped=why.partition("\n")[0], known_bugs=known_bugs)
+    for line in expected.lines() if expected is not None else ():
+        say(line)
     print(json.dumps(summary, allow_nan=False) if as_json else summary_text(summary))
     if with_report:
         from ppsim.cli.report import write_report
 
         say(f"saved {write_report(folder.path, recording, verdict)}")
-    return verdict.exit_code
+    return exit_code(verdict, None if expected is None else expected.met)
+
+
+def exit_code(verdict: Verdict, met: bool | None) -> int:
+    """0 where the run came out as the scenario expects it, failures too; the verdict's, and never 0, where it did not.
+
+    ``met`` None: nothing was judged, and the verdict speaks alone.
+    """
+    from ppsim.errors import EXIT_PASS, EXIT_SAFETY
+
+    if met is None:
+        return verdict.exit_code
+    return EXIT_PASS if met else verdict.exit_code or EXIT_SAFETY

@@ -47,18 +47,24 @@ def run(
     as_json: JsonOption = False,
     with_report: ReportOption = False,
 ) -> int:
-    """Simulate a scenario and save the run."""
+    """Simulate a scenario and save the run. One that says what must come out ([expect]) is judged by it."""
     check_seconds("--max-seconds", max_seconds)
     if with_report:
         from ppsim.report.page.library import library
 
         library()  # a long run should not end in a page that cannot be made
     arriving = workload_keys(prompt, output, rate, trace)
-    loaded = scenario_of(scenario, seed, trace, overrides, arriving, columns, skip_bad_lines, concurrency)
+    loaded = scenario_of(scenario, seed, trace, overrides, arriving, columns, skip_bad_lines, concurrency, bugs)
 
-    from ppsim.plugin import load
+    from ppsim.plugin import all_bugs, bugs_in, load
+    from ppsim.plugin.loader import always_on
+    from ppsim.scenario.expected import with_change
 
-    made = load([*(bugs or []), *loaded.bugs], plugin_of(plugin))
+    module = plugin_of(plugin)
+    made = load(loaded.bugs, module)
+    known = [*all_bugs(), *(bug.name for bug in (bugs_in(module) if module is not None else ()))]
+    if module is not None and always_on(module):
+        loaded = with_change(loaded, f"the policy ({plugin})")
 
     from ppsim.cli.outcome import conclude, simulated
     from ppsim.cli.progress import ProgressBar
@@ -70,4 +76,4 @@ def run(
             recording, verdict = simulated(loaded, made.change, progress, folder, is_changed=changed, max_s=max_seconds)
         if verdict.kind == "pass":
             tell_unfired(made.unfired())
-        return conclude(folder, loaded, recording, verdict, as_json=as_json, with_report=with_report)
+        return conclude(folder, loaded, recording, verdict, as_json=as_json, with_report=with_report, known_bugs=known)

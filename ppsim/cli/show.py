@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ppsim.cli.guard import guarded, say
 from ppsim.cli.options import JsonOption, RunArg, SideOption, side_of
 from ppsim.errors import EXIT_PASS
+
+if TYPE_CHECKING:
+    from ppsim.recording import Recording, Verdict
 
 ScheduleOption = Annotated[bool, typer.Option("--schedule", help="One line an iteration instead of the summary.")]
 RankOption = Annotated[int, typer.Option("--rank", min=0, help="The rank whose schedule is shown.")]
@@ -26,7 +29,8 @@ def show(
     """Show a saved run."""
     from ppsim.recording.folder import find_recording, incomplete, open_run, read_verdict
 
-    recording = side_of(open_run(run), side)
+    whole = open_run(run)
+    recording = side_of(whole, side)
     why = incomplete(find_recording(run).parent)
     if why:
         say(f"{run} is incomplete: {why.splitlines()[0]}")
@@ -45,6 +49,26 @@ def show(
     verdict = read_verdict(run)
     summary = summarize(recording, verdict)
     print(json.dumps(summary, allow_nan=False) if as_json else summary_text(summary))
-    if verdict.message and verdict.kind != "pass" and not as_json:
+    if as_json:
+        return EXIT_PASS
+    for line in expected(run, whole, verdict):
+        say(line)
+    if verdict.message and verdict.kind != "pass":
         print(verdict.message)
     return EXIT_PASS
+
+
+def expected(run: str, recording: Recording, verdict: Verdict) -> list[str]:
+    """What became of what the scenario of a saved run expects."""
+    from ppsim.api.run import Run
+    from ppsim.errors import UsageError
+    from ppsim.recording.folder import CONFIG, find_recording, incomplete
+    from ppsim.scenario.load import read_scenario
+
+    config = find_recording(run).with_name(CONFIG)
+    try:
+        content = read_scenario(str(config)) if config.is_file() else None
+        found = Run(recording, verdict, content, incomplete(config.parent)).expectations
+    except UsageError as error:  # the table is of the recording, which can be read
+        return [f"the expectations of the scenario are not judged: {error}"]
+    return found.lines() if found is not None else []

@@ -17,6 +17,7 @@ from ppsim.cli.options import (
     SkipOption,
     TraceOption,
     scenario_of,
+    starting_point,
 )
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def tune(
         raise UsageError(f"--max-cp {max_cp}: expected 0 (any) or more")
     aim = objective or ("ttft" if rate is None else "ttft_at_rate")
     given = [*on_gpu(gpu), *of_type(kv_cache_dtype), *(overrides or [])]
-    loaded = scenario_of(scenario, None, trace, given, None, columns, skip_bad_lines)
+    loaded = starting_point(scenario_of(scenario, None, trace, given, None, columns, skip_bad_lines), "tune")
     with ProgressBar(f"tuning {loaded.name}") as progress:
         try:
             found = search(loaded, Wish(aim, gpus, rate, prompt, requests, max_cp), progress)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ppsim.cost.quantization import method_named
 from ppsim.errors import ScenarioError
+from ppsim.scenario.expect import check_expect
 from ppsim.scenario.gpu import scenario_gpu
 from ppsim.scenario.hicache import check_hicache
 from ppsim.scenario.layers import known_shape, num_layers
@@ -22,6 +23,7 @@ def check_scenario(s: Scenario) -> None:
     check_workload(s)
     check_surroundings(s)
     check_hicache(s)
+    check_expect(s, (s.cluster.pp_size + decode_stages(s)) * s.cluster.tp_replicas)
 
 
 def check_cluster(s: Scenario) -> None:

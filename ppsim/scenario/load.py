@@ -8,28 +8,34 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from ppsim.errors import ScenarioError, UsageError
 from ppsim.parsing import TOO_DEEP, parse_toml
 from ppsim.scenario.check import check_scenario
+from ppsim.scenario.expect import Expect
 from ppsim.scenario.tree import Scenario
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PACKED = PACKAGE / "data" / "scenarios"  # the build of a wheel puts them here (setup.py); in the tree there is one copy
 SHIPPED = PACKED if PACKED.is_dir() else PACKAGE.parent / "scenarios"
 SCENARIO_DIRS = (Path("scenarios"), SHIPPED)
+ABOUT = "folder.txt"  # in a folder of scenarios: a sentence about them
 
 
-def load_scenario(name_or_path: str, overrides: Iterable[str] = (), *, seed: int | None = None) -> Scenario:
-    """Load, override, validate. Raises ScenarioError or UsageError; never anything else for bad input."""
+def load_scenario(
+    name_or_path: str, overrides: Iterable[str] = (), *, seed: int | None = None, bugs: Sequence[str] = ()
+) -> Scenario:
+    """Load, override, validate. ``bugs``: planted ones to switch on besides. Raises ScenarioError or UsageError; never
+    anything else for bad input."""
     pairs = parse_overrides(overrides)
-    return scenario_with(read_scenario(name_or_path), pairs if seed is None else [*pairs, ("seed", seed)])
+    return scenario_with(read_scenario(name_or_path), pairs if seed is None else [*pairs, ("seed", seed)], bugs)
 
 
 def read_scenario(name_or_path: str) -> dict[str, Any]:
@@ -45,17 +51,83 @@ def read_scenario(name_or_path: str) -> dict[str, Any]:
     return raw
 
 
-def scenario_with(raw: dict[str, Any], pairs: Iterable[tuple[str, Any]]) -> Scenario:
-    """A scenario as nested dictionaries, with dotted keys set in order. ``raw`` is changed. Raises ScenarioError."""
+def scenario_with(raw: dict[str, Any], pairs: Iterable[tuple[str, Any]], bugs: Sequence[str] = ()) -> Scenario:
+    """A scenario as nested dictionaries, with dotted keys set in order, and planted bugs in front of its own. ``raw``
+    is changed. Raises ScenarioError."""
+    pairs = list(pairs)
+    written = deepcopy(raw) if raw.get("expect") is not None and (pairs or bugs) else None
     given = []
     for key, value in pairs:
         put(raw, key, value)
         given.append(key)
     if "workload.source" not in given and ("workload.requests" in given or "workload.trace" in given):
         raw["workload"].pop("source", None)  # what was asked for is what is served
+    if bugs:
+        own = raw.get("bugs", [])
+        raw["bugs"] = [*dict.fromkeys([*bugs, *own])] if isinstance(own, list) else own
+        given.append("bugs")
     scenario = validate(raw)
+    if written is not None:
+        scenario = with_what_is_expected_now(scenario, written, given, raw["expect"], dict(pairs))
     check_scenario(scenario)
     return scenario
+
+
+def with_what_is_expected_now(
+    scenario: Scenario, written: dict[str, Any], given: Sequence[str], expect: Any, pairs: Mapping[str, Any]
+) -> Scenario:
+    """What is expected of a scenario is so as it was ``written``; here keys were ``given``.
+
+    Where they change nothing, or only ``[expect]``, all of it holds. With one planted bug more it is what ``[expect]``
+    says of that bug. Otherwise it is what the given keys say themselves, and nothing where they say nothing.
+    """
+    try:
+        before = validate(written)
+    except ScenarioError:  # it takes the given keys to make a scenario of it
+        before = Scenario()
+    changed = [key for key in dict.fromkeys(given) if not is_expectation(key) and differs(before, scenario, key)]
+    if not changed and runs_alike(before, scenario):
+        return scenario
+    added = [bug for bug in scenario.bugs if bug not in before.bugs]
+    told = scenario.expect if scenario.expect is not None else Expect()
+    if any(is_expectation(key) for key in pairs):
+        own: dict[str, Any] = {}
+        for key, value in pairs.items():
+            if is_expectation(key):
+                put(own, key, value)
+        now: dict[str, Any] = own["expect"]
+    elif changed == ["bugs"] and len(added) == 1 and len(scenario.bugs) == len(before.bugs) + 1:
+        outcome = told.bugs.get(added[0])
+        now = (
+            {"changed": [f"bugs (nothing is said under expect.bugs.{added[0]})"]}
+            if outcome is None
+            else outcome.model_dump(mode="json")
+        )
+    else:
+        now = {"changed": changed or list(dict.fromkeys(given))}
+    return validate({**scenario.model_dump(mode="json", exclude_unset=True), "expect": now})
+
+
+def is_expectation(key: str) -> bool:
+    return key == "expect" or key.startswith("expect.")
+
+
+def runs_alike(a: Scenario, b: Scenario) -> bool:
+    """Whether two scenarios differ at most in what no run depends on."""
+    apart = {"name": "", "description": "", "launch_line": None, "expect": None}
+    return a.model_copy(update=apart) == b.model_copy(update=apart)
+
+
+def differs(a: Scenario, b: Scenario, key: str) -> bool:
+    """Whether a dotted key has another value in b, and a run depends on it."""
+    return key not in ("name", "description", "launch_line") and value_in(a, key) != value_in(b, key)
+
+
+def value_in(s: Scenario, key: str) -> object:
+    value: object = s
+    for part in key.split("."):
+        value = getattr(value, part, None)
+    return value
 
 
 def find_scenario(name_or_path: str) -> Path:
@@ -80,6 +152,15 @@ def known_scenarios() -> dict[str, Path]:
         for path in folder.glob("**/*.toml"):
             known.setdefault(path.relative_to(folder).with_suffix("").as_posix(), path)
     return dict(sorted(known.items()))
+
+
+def folder_sentence(folder: str) -> str:
+    """What the scenarios of a folder have in common: the first line of its folder.txt, or empty."""
+    for place in SCENARIO_DIRS:
+        file = place / folder / ABOUT
+        if file.is_file():
+            return file.read_text(encoding="utf-8", errors="replace").strip().partition("\n")[0]
+    return ""
 
 
 def parse_overrides(overrides: Iterable[str]) -> list[tuple[str, Any]]:
@@ -159,32 +240,43 @@ def shortened(text: str) -> str:
 
 
 def place_of(loc: tuple[int | str, ...]) -> list[str]:
-    """Keys and list positions on the way to a problem; the name of a branch of a union is not one of them."""
+    """Keys, names in tables and list positions on the way to a problem; the name of a branch of a union is none."""
     place: list[str] = []
     model: type[BaseModel] | None = Scenario
+    is_name = False  # the next part is a name of the scenario's own, in a table of sections
     for part in loc:
-        if isinstance(part, int):
+        if isinstance(part, int) or is_name:
             place.append(str(part))
+            is_name = False
         elif model is not None:
             place.append(part)
             field = model.model_fields.get(part)
             model = section_in(field.annotation) if field is not None else None
+            is_name = field is not None and is_table(field.annotation)
     return place
 
 
 def known_keys(where: list[str]) -> list[str]:
-    """Keys of the section at a dotted place; list positions in between are skipped."""
+    """Keys of the section at a dotted place; list positions and names in tables are skipped."""
     model: type[BaseModel] = Scenario
+    is_name = False
     for part in where:
-        if part.isdigit():
+        if part.isdigit() or is_name:
+            is_name = False
             continue
         if part not in model.model_fields:
             return []
-        found = section_in(model.model_fields[part].annotation)
+        annotation = model.model_fields[part].annotation
+        found = section_in(annotation)
         if found is None:
             return []
-        model = found
+        model, is_name = found, is_table(annotation)
     return list(model.model_fields)
+
+
+def is_table(annotation: Any) -> bool:
+    """Whether a key holds sections under names of the scenario's own."""
+    return get_origin(annotation) is dict
 
 
 def section_in(annotation: Any) -> type[BaseModel] | None:

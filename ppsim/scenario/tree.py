@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, Field
+
+from ppsim.scenario.expect import Expect
+from ppsim.scenario.section import Section
 
 MAX_COUNT = 2**31 - 1
 MAX_TOKENS = 2**24  # of one request: more than any context, little enough to hold in memory
@@ -47,12 +50,6 @@ def zero_or(least: float, meaning: str) -> AfterValidator:
 LimitMs = Annotated[Cost, zero_or(1e-6, "none")]  # of time; a nanosecond is the unit of the clock
 Bandwidth = Annotated[Cost, zero_or(1e-9, "infinite")]  # GB/s: a byte a second
 PositiveRate = Annotated[float, Field(ge=1e-9, le=MAX_AMOUNT, allow_inf_nan=False)]
-
-
-class Section(BaseModel):
-    """Unknown keys are refused, values are not coerced from strings, and nothing changes after loading."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
 class Cluster(Section):
@@ -492,3 +489,4 @@ class Scenario(Section):
     faults: Faults = Faults()
     chance: Chance = Chance()
     run: Run = Run()
+    expect: Expect | None = None  # what must come out; no run depends on it

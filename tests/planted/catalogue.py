@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ppsim.plugin import load
+from ppsim.scenario.expect import Outcome
 from ppsim.scenario.load import load_scenario
 from ppsim.world import SimulationResult, simulate
 
@@ -18,16 +19,13 @@ BARE = ("run.check=false", "run.invariants=false", "run.max_wait_iterations=0", 
 
 @dataclass(frozen=True)
 class Entry:
-    """One table of ``bug_scenarios.toml``; an ``iteration`` of None is not promised."""
+    """One table of ``bug_scenarios.toml``, and the planted bug under ``[expect]`` of its scenario, with the outcome."""
 
     name: str
     source: str
     bug: str
-    invariant: str
-    rank: str
+    outcome: Outcome
     healthy: dict[str, Any]
-    iteration: int | None = None
-    rid: str | None = None
     bare: dict[str, Any] | None = None
 
     @property
@@ -44,4 +42,10 @@ class Entry:
 def entries() -> dict[str, Entry]:
     """By name, in the order of the catalogue."""
     tables = tomllib.loads((Path(__file__).parent / "bug_scenarios.toml").read_text(encoding="utf-8"))
-    return {name: Entry(name, **table) for name, table in sorted(tables.items())}
+    found = {}
+    for name, table in sorted(tables.items()):
+        expect = load_scenario(str(FOLDER / f"{name}.toml")).expect
+        assert expect is not None, f"{name} expects nothing"
+        ((bug, outcome),) = expect.bugs.items()
+        found[name] = Entry(name, bug=bug, outcome=outcome, **table)
+    return found

@@ -65,7 +65,7 @@ def test_run_unit_has_the_textbook_bubble_through_the_whole_command(pp_size: int
 def test_run_for_people_is_a_table_on_stdout_and_the_folder_on_stderr() -> None:
     result = ppsim("run", "unit")
     assert result.exit_code == 0
-    assert result.stderr == "saved runs/unit-0-1\n"
+    assert result.stderr == "saved runs/unit-0-1\nas expected: verdict pass, 7 figures\n"
     assert "bubble 42.9 %" in result.stdout
     assert result.stdout == ppsim("show", "latest").stdout == ppsim("show").stdout
 
@@ -99,7 +99,7 @@ def test_a_trace_comes_from_the_file_and_set_has_the_last_word() -> None:
 def test_running_into_the_same_folder_replaces_the_run_and_says_so() -> None:
     assert "replaced" not in ppsim("run", "unit", "--out", "here").stderr
     result = ppsim("run", "tiny", "--out", "here")
-    assert result.stderr == "replaced the earlier run in here\nsaved here\n"
+    assert result.stderr == "replaced the earlier run in here\nsaved here\nas expected: verdict pass, 5 figures\n"
     assert json.loads(Path("here/summary.json").read_text())["name"] == "tiny"
 
 
@@ -208,11 +208,21 @@ def test_exec_without_torch_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 # --- list, show, diff, plot ------------------------------------------------------------------------------------
 
 
-def test_list_scenarios_has_a_name_and_a_sentence_on_every_line_and_all_names_run() -> None:
+def test_list_scenarios_has_folders_with_a_name_and_a_sentence_on_every_line() -> None:
     result = ppsim("list", "scenarios")
     assert (result.exit_code, result.stderr) == (0, "")
-    listed = dict(line.split(maxsplit=1) for line in result.stdout.splitlines())
+    listed: dict[str, str] = {}
+    for group in result.stdout.split("\n\n"):
+        head, *lines = group.splitlines()
+        folder, _, about = head.partition(": ")
+        assert about.endswith("."), head
+        mine = dict(line.split(maxsplit=1) for line in lines)
+        assert {name.rpartition("/")[0] or "scenarios" for name in mine} == {folder}
+        listed |= mine
     assert {"unit", "mooncake", "tiny"} <= set(listed)
+    rows = json.loads(ppsim("list", "scenarios", "--json").stdout)
+    assert {row["name"]: row["description"] for row in rows} == {n: " ".join(t.split()) for n, t in listed.items()}
+    assert {row["folder"] for row in rows} == {"", "bugs", "bugs_b94_b118", "paper", "questions"}
     shipped = {p.relative_to(ROOT / "scenarios").with_suffix("").as_posix() for p in ROOT.glob("scenarios/**/*.toml")}
     assert set(listed) == shipped
     assert all(sentence.endswith(".") for sentence in listed.values())

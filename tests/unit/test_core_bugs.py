@@ -11,7 +11,7 @@ import pytest
 
 from ppsim.core.config import RankConfig
 from ppsim.core.messages import AbortReq, NewRequest
-from ppsim.core.parts import parts_with
+from ppsim.core.parts import Change, parts_with
 from ppsim.core.scheduler import Scheduler
 from ppsim.core.slots import Slot
 from ppsim.errors import ScenarioError
@@ -75,7 +75,7 @@ def test_b17_with_the_free_place_test_in_front_nothing_is_launched_after_iterati
         def may_continue_chunk(self, slot: Slot, num_places: int) -> bool:
             return super().may_continue_chunk(slot, num_places) and num_places > 0
 
-    rank = OneRank(Experiment(B17, ROOMY, (Arrival(0, made("R1", 100, 1)),)), parts=parts_with([PlaceFirst]))
+    rank = OneRank(Experiment(B17, ROOMY, (Arrival(0, made("R1", 100, 1)),)), change=Change(parts_with([PlaceFirst])))
     visits = [rank.visit() for _ in range(50)]
     assert launches(visits) == [(0, [("R1", 64)])]
 
@@ -177,7 +177,7 @@ def test_b86_a_flag_that_no_decode_clears_starves_the_next_request() -> None:
     healthy = OneRank(Experiment(config, ROOMY, arrivals))
     starts = [i for i, batch in launches(list(healthy.visits())) if ("R3", 8) in batch]
     assert starts == [5], "R2 ends in the harvest of iteration 3, and the decode of iteration 4 drops it"
-    faulty = OneRank(Experiment(config, ROOMY, arrivals), parts=parts_with([NeverCleared]))
+    faulty = OneRank(Experiment(config, ROOMY, arrivals), change=Change(parts_with([NeverCleared])))
     assert [i for i, batch in launches([faulty.visit() for _ in range(500)]) if ("R3", 8) in batch] == []
 
 

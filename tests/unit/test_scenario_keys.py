@@ -17,18 +17,21 @@ import pytest
 from pydantic import BaseModel
 from typer.testing import CliRunner
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import Agreed, agree
 from ppsim.core.prefix import RadixCache
-from ppsim.core.rank import NO_HOST_TIER, Rank
+from ppsim.core.rank import Rank
 from ppsim.errors import PpsimError
+from ppsim.recording.summary import summarize
 from ppsim.recording.writer import lines
+from ppsim.scenario.expected import expectations
 from ppsim.scenario.load import section_in
 from ppsim.scenario.tree import Scenario as Tree
+from ppsim.world import simulate
 from tests.worlds.making import UNIT, changed, requests, run, scenario
 
 
 def keys_of(model: type[BaseModel], place: str = "") -> Iterator[str]:
-    """All dotted keys; positions in lists are left out."""
+    """All dotted keys; positions in lists and names in tables are left out."""
     for name, field in model.model_fields.items():
         section = section_in(field.annotation)
         if section is None:
@@ -37,9 +40,16 @@ def keys_of(model: type[BaseModel], place: str = "") -> Iterator[str]:
             yield from keys_of(section, f"{place}{name}.")
 
 
+TABLES = ("expect.figures", "expect.bugs", "expect.bugs.figures")  # of sections under names of their own
+
+
 def values_of(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
-    """(key, value) of a dumped scenario, list positions left out."""
-    if isinstance(value, dict):
+    """(key, value) of a dumped scenario, list positions and names in tables left out."""
+    if isinstance(value, dict) and place in TABLES:
+        for name, section in value.items():
+            for leaf, inner in section.items():
+                yield from ((key, f"{name}:{text}") for key, text in values_of(inner, f"{place}.{leaf}"))
+    elif isinstance(value, dict):
         for name, inner in value.items():
             yield from values_of(inner, f"{place}.{name}" if place else name)
     elif isinstance(value, list | tuple) and any(isinstance(item, dict) for item in value):
@@ -259,8 +269,31 @@ def listing(changes: dict[str, Any]) -> object:
 class OwnPool(Rank):
     """Planted: each rank keeps the pool that its own memory allows."""
 
-    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] = NO_HOST_TIER) -> None:
-        super().start(Agreed(self.local_tokens[0], "nobody else"), host_tokens)
+    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] | None = None) -> None:
+        super().start(agree(self.local_tokens[0], "nobody else"), host_tokens)
+
+
+def judged(changes: dict[str, Any]) -> object:
+    """What a run says of the scenario's expectations; with the planted bug under ``expect.bugs`` switched on."""
+    loaded = scenario(changes, {})
+    expect = loaded.expect
+    assert expect is not None
+    for bug, outcome in expect.bugs.items():
+        own = {key: value for key, value in changes.items() if not key.startswith("expect")}
+        return judged({**own, "bugs": [bug], "expect": outcome.model_dump(mode="json")})
+    result = simulate(loaded)
+    found = expectations(loaded, summarize(result.recording, result.verdict), result.verdict)
+    assert found is not None
+    return found.lines()
+
+
+def expecting(**keys: Any) -> dict[str, Any]:
+    return {**QUADRATIC, "expect": {"verdict": "pass", **keys}}
+
+
+def of_a_bug(**keys: Any) -> dict[str, Any]:
+    outcome = {"verdict": "fail", **keys}
+    return {**QUADRATIC, "run.invariants": True, "expect": {"bugs": {"hidden_given_up_when_deep": outcome}}}
 
 
 def with_unequal_pools(changes: dict[str, Any]) -> object:
@@ -707,6 +740,34 @@ KEYS: dict[str, Case] = {
     "chance.max_lost_pages": Case(TIGHT | {"scheduler.max_total_tokens": 120}, {"chance.max_lost_pages": 60}),
     "chance.max_failed_allocations": Case(QUADRATIC, {"chance.max_failed_allocations": 3}),
     "chance.stops": Case(QUADRATIC | one(output=20), {"chance.stops": True}),
+    # expect
+    "expect.verdict": Case(expecting(), expecting(verdict="fail"), judged),
+    "expect.rule": Case(expecting(verdict="fail"), expecting(verdict="fail", rule="INV-09"), judged),
+    "expect.rank": Case(expecting(verdict="fail"), expecting(verdict="fail", rank=1), judged),
+    "expect.iteration": Case(expecting(verdict="fail"), expecting(verdict="fail", iteration=3), judged),
+    "expect.rid": Case(expecting(verdict="fail"), expecting(verdict="fail", rid="R1"), judged),
+    "expect.figures.value": Case(
+        expecting(figures={"num_finished": 3}), expecting(figures={"num_finished": 2}), judged
+    ),
+    "expect.figures.tolerance": Case(
+        expecting(figures={"num_finished": {"value": 2, "tolerance": 0.5}}),
+        expecting(figures={"num_finished": {"value": 2, "tolerance": 1}}),
+        judged,
+    ),
+    "expect.changed": Case(expecting(), expecting(changed=["cluster.pp_size"]), judged),
+    "expect.bugs.verdict": Case(of_a_bug(), of_a_bug(verdict="unknown"), judged),
+    "expect.bugs.rule": Case(of_a_bug(), of_a_bug(rule="INV-38"), judged),
+    "expect.bugs.rank": Case(of_a_bug(), of_a_bug(rank=0), judged),
+    "expect.bugs.iteration": Case(of_a_bug(), of_a_bug(iteration=1), judged),
+    "expect.bugs.rid": Case(of_a_bug(), of_a_bug(rid="R1"), judged),
+    "expect.bugs.figures.value": Case(
+        of_a_bug(figures={"num_finished": 3}), of_a_bug(figures={"num_finished": 2}), judged
+    ),
+    "expect.bugs.figures.tolerance": Case(
+        of_a_bug(figures={"num_finished": {"value": 2, "tolerance": 0.5}}),
+        of_a_bug(figures={"num_finished": {"value": 2, "tolerance": 1}}),
+        judged,
+    ),
     # run
     "run.check": Case({**TIGHT, "scheduler.max_total_tokens": [100, 200]}, {"run.check": False}, with_unequal_pools),
     "run.invariants": Case(

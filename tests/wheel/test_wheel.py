@@ -79,6 +79,10 @@ def test_the_wheel_holds_every_scenario_once_and_says_that_it_is_typed(wheel: Pa
     }
     assert packed == {path.relative_to(ROOT / "scenarios").as_posix() for path in ROOT.glob("scenarios/**/*.toml")}
     assert {name for name in names if "scenarios/" in name and not name.startswith("ppsim/data/scenarios/")} == set()
+    files = ZipFile(wheel)
+    for path in (*ROOT.glob("scenarios/**/*.toml"), *ROOT.glob("scenarios/**/folder.txt")):
+        place = f"ppsim/data/scenarios/{path.relative_to(ROOT / 'scenarios').as_posix()}"
+        assert files.read(place) == path.read_bytes(), place
     assert {"ppsim/py.typed", "ppsim/api/run.py", "ppsim/data/gpus.toml", "executor/launch.py"} <= set(names)
 
 
@@ -114,3 +118,5 @@ def test_the_library_works_from_another_folder(python: Path, tmp_path: Path) -> 
     run = 'ppsim.simulate("unit", pp_size=3, num_chunks=5)'
     code = f'import ppsim; print(ppsim.__version__, {run}.summary["bubble_ratio"])'
     assert called(python, "-c", code, cwd=tmp_path).split() == [VERSION, str(2 / 7)]
+    code = 'import ppsim; e = ppsim.simulate("unit").expectations; print(e.met, len(e.judged))'
+    assert called(python, "-c", code, cwd=tmp_path).split() == ["True", "8"]

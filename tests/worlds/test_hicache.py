@@ -204,19 +204,6 @@ def test_an_abort_at_any_iteration_leaves_both_pools_full(pp_size: int, depth: i
 
 HOST = {**TIERS, "hicache.host_tokens": [100, 60]}
 UNEVEN = {**STORED, "host.schedule_us": 100.0}
-PLANTED = [
-    ("scenarios/bugs/b07_load_acks.toml", "acks_counted_locally", "INV-28", 1, 6),
-    ("scenarios/bugs/b08_storage_hits.toml", "own_storage_hits", "INV-28", 2, 7),
-    ("scenarios/bugs/b24_silent_rank.toml", "silent_without_acks", "INV-40", 0, 7),
-]
-
-
-@pytest.mark.parametrize(("path", "bug", "invariant", "rank", "iteration"), PLANTED)
-def test_a_public_bug_is_named_where_it_happens(path: str, bug: str, invariant: str, rank: int, iteration: int) -> None:
-    scenario = load_scenario(str(ROOT / path))
-    assert simulate(scenario).verdict.kind == "pass"
-    verdict = simulate(scenario, change=load([bug]).change).verdict
-    assert (verdict.invariant, verdict.rank, verdict.iteration) == (invariant, rank, iteration), verdict.message
 
 
 @pytest.mark.parametrize(("changes", "bug"), [(HOST, "local_host_capacity"), (UNEVEN, "own_storage_readiness")])
