@@ -55,7 +55,7 @@ def explore(
     from ppsim.fuzz.explore import explore as run_all
     from ppsim.plugin import load
 
-    loaded = starting_point(scenario_of(scenario, None, None, overrides), "explore")
+    loaded = scenario_of(scenario, None, None, overrides)
     if loaded.workload.source != "requests":
         raise UsageError(f"{loaded.name}: explore needs scripted requests (workload.source = 'requests')")
     check_seconds("--budget", budget)
@@ -63,6 +63,7 @@ def explore(
     bounds = parse_bounds(bound or [], reduced=not unreduced)
     made = load([*(bugs or []), *loaded.bugs], plugin_of(plugin))
     change = made.change
+    loaded = starting_point(loaded, "explore")
     raw = loaded.model_dump(mode="json", exclude_unset=True)
     raw.pop("bugs", None)
     terms = Terms(max_seconds, last_resort=give_up)

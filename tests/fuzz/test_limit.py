@@ -342,9 +342,11 @@ def test_ctrl_c_says_how_far_an_exploration_came(folder: Path) -> None:
     line = "explore explore_release --bound aborts=20 --bound delays=transfer:3 --plugin slow.py"
     code, out, err = interrupted(line, folder, "began")
     assert (code, out) == (130, "")
-    assert err.splitlines()[0].startswith("interrupted after ")
-    assert "executions (" in err.splitlines()[0]
-    assert "nothing is proved" in err.splitlines()[0]
+    note, end = err.splitlines()[:2]
+    assert note.startswith("note: explore_release: ")
+    assert end.startswith("interrupted after ")
+    assert "executions (" in end
+    assert "nothing is proved" in end
 
 
 def test_ctrl_c_says_how_far_a_search_came(monkeypatch: pytest.MonkeyPatch) -> None:

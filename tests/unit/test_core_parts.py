@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.core.checker import part_name
 from ppsim.core.config import RankConfig
+from ppsim.core.effects import Reply
 from ppsim.core.hicache import HiRadixCache
 from ppsim.core.intake import Intake
 from ppsim.core.loop import Loop
@@ -39,7 +40,7 @@ ROLES: dict[str, type[Role]] = {"plain": Role, "prefill": PrefillRole, "decode":
 def started(parts: Parts, *, host_tokens: int = 0, **config: Any) -> Rank:
     """A rank of these parts with 64 tokens of KV."""
     rank = build_rank(RankConfig(0, 1, **config), parts)
-    rank.start(Agreed(64, "test"), Agreed(host_tokens, "test"))
+    rank.start(agree(64, "test"), agree(host_tokens, "test"))
     return rank
 
 
@@ -169,9 +170,9 @@ def test_a_change_of_the_role_holds_in_every_role_on_top_of_its_own_rules(role: 
     assert isinstance(scheduler.role, ROLES[role])
     assert list(scheduler.role.queues()) == [*started(RIGHT, role=role).scheduler.role.queues(), "mine"]
     scheduler.apply([request(5)])
-    assert [(reply.status, reply.reason) for reply in scheduler.outbox] == [("refused", "odd")]
+    assert [(reply.status, reply.reason) for reply in scheduler.journal.of(Reply)] == [("refused", "odd")]
     scheduler.apply([request(4)])
-    assert len(scheduler.outbox) == 1
+    assert len(scheduler.journal.of(Reply)) == 1
     assert list(scheduler.requests) == ["R1"]
 
 
@@ -259,7 +260,7 @@ def test_one_change_makes_a_policy_for_each_rank_that_knows_where_it_is() -> Non
     assert [(rank.policy.pp_rank, rank.policy.tp_rank) for rank in ranks] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert {type(rank.policy).__name__ for rank in ranks} == {"Mine"}
     for rank in ranks:
-        rank.start(Agreed(64, "test"))
+        rank.start(agree(64, "test"))
     assert {type(rank.scheduler).__name__ for rank in ranks} == {"Also"}
     assert len({id(rank.policy) for rank in ranks}) == 4
     assert all(rank.scheduler.policy is rank.policy for rank in ranks)

@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 import ppsim
 from ppsim.check.invariants import BY_NAME
 from ppsim.cli.entry import app
-from ppsim.core.hooks import Hooks
 from ppsim.core.outcome import Verdict
+from ppsim.core.policy import Policy
 from ppsim.errors import ScenarioError
 from ppsim.recording.summary import summarize
 from ppsim.recording.writer import lines
@@ -245,7 +245,7 @@ def test_the_library_has_what_was_expected_beside_what_came(tmp_path: Path) -> N
     changed = ppsim.simulate("unit", pp_size=2).expectations
     assert changed is not None
     assert (changed.met, changed.not_judged) == (None, "changed: cluster.pp_size")
-    other = ppsim.simulate("unit", policy=type("Own", (Hooks,), {})).expectations
+    other = ppsim.simulate("unit", policy=type("Own", (Policy,), {})).expectations
     assert other is not None
     assert other.not_judged == "changed: the policy"
     assert ppsim.simulate(B01, bugs=[BUG]).expectations.met  # type: ignore[union-attr]

@@ -71,7 +71,8 @@ def told(line: str, text: str) -> str:
     result = ppsim_(f"{line} --plugin p.py")
     assert (result.exit_code, result.stdout) == (2, ""), result.output
     assert "Traceback" not in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1, result.stderr
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("note: ")]
+    assert len(lines) == 1, result.stderr
     return result.stderr
 
 
