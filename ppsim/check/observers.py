@@ -74,6 +74,19 @@ class Seat(Protocol):
         """KVPoll of the rank's own transfer of a request that it has finished sending or given pages for; else None."""
         ...
 
+    def copy(self, key: str) -> tuple[int, int] | None:
+        """When the rank's own copy between two tiers begins and ends (ns of its clock); None: it was never begun."""
+        ...
+
+    @property
+    def launched_ns(self) -> int | None:
+        """When the forward pass launched last begins on the device (ns of its clock); None: nobody here can know."""
+        ...
+
+    def other_side(self, rid: str) -> str:
+        """How far the other pipeline is with a request: "absent", or KVPoll in small letters; empty: nobody knows."""
+        ...
+
     def sampled(self, reply: object) -> tuple[int, ...]:
         """The tokens behind the reply to a launch on the last stage, one a row."""
         ...

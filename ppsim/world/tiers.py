@@ -16,6 +16,7 @@ from bisect import bisect_left
 from fractions import Fraction
 from typing import TYPE_CHECKING
 
+from ppsim.core.errors import InvariantViolation
 from ppsim.core.hicache import owner_of
 from ppsim.scenario.hicache import token_kv_bytes
 
@@ -51,6 +52,7 @@ class Tiers:
         self.visited_ns = 0  # instant of the last visit
         self.fence_ns = 0  # a launch starts no earlier
         self.swapped_ns = 0  # end of the passes that may still write to pages that were given up
+        self.begins: dict[str, int] = {}
         self.ends: dict[str, int] = {}
         self.hits: dict[str, int] = {}
 
@@ -64,6 +66,7 @@ class Tiers:
             begins = max(begins, self.link_free["write"], self.swapped_ns)
         else:
             begins += self.storage_latency_ns
+        self.begins[key] = begins
         num_tokens = self._hit(key, argument) if kind == "prefetch" else int(argument)
         end = self.link_free[kind] = self.ends[key] = begins + self._wire_ns(kind, num_tokens)
         if what in ("hicache_load", "hicache_write_back"):
@@ -117,7 +120,11 @@ class Tiers:
         return self.hits[key]
 
     def await_end(self, key: str) -> None:
-        """The host blocks until the copy is over."""
+        """The host blocks until the copy is over. Raises InvariantViolation for one that this rank has not begun."""
+        if key not in self.ends:
+            rank = self.r.rank
+            text = f"the ack of {key} is to be consumed, but this rank has not begun the copy"
+            raise InvariantViolation("INV-81", self.r.rank_id, rank.iteration, rank.slot, owner_of(key), text)
         self.r.now = max(self.r.now, self.ends[key])
 
     # --- sleeping ------------------------------------------------------------------------------------------------
