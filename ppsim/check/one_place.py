@@ -17,28 +17,21 @@ wrong on all ranks alike is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from ppsim.check.observers import Seat
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.request import Request, State
+from ppsim.core.request import TERMINAL, Request, State
 from ppsim.core.slots import Slot
 
 if TYPE_CHECKING:
     from ppsim.core.scheduler import Scheduler
 
-CHUNK_PLACE = "the chunk place"
+Place: TypeAlias = tuple[str, int, int]
+"""Kind of place, slot, iteration of a batch; -1 where a place has none."""
 
-
-@dataclass(slots=True)
-class Found:
-    """Where one request was found. ``owners``: (place, its slot or -1); a batch is (slot, iteration)."""
-
-    owners: list[tuple[str, int]] = field(default_factory=list)
-    rows: list[tuple[int, int]] = field(default_factory=list)  # batches that end its prompt, or decode it
-    middles: list[tuple[int, int]] = field(default_factory=list)  # batches of which it is a middle chunk
+CHUNK, RUNNING, JOINING = "the chunk place", "the running set", "the harvested batch"
+ROW, MIDDLE = "row", "middle chunk"  # of a launched batch; a row ends the prompt or decodes
 
 
 class OnePlace:
@@ -69,71 +62,85 @@ class OnePlace:
 
 def misplaced(scheduler: Scheduler) -> tuple[str, str] | None:
     """The first request that is not in exactly one place, and what is wrong with it; None if all are."""
-    found = places(scheduler)
+    found, requests = places(scheduler), scheduler.requests
     for request, at in found.items():
-        if at.owners and scheduler.requests.get(request.rid) is not request:
-            text = f"it is {request.state.value} and no live request any more, and still stands in {at.owners[0][0]}"
+        kind = at[0][0]
+        if requests.get(request.rid) is not request and kind is not ROW and kind is not MIDDLE:
+            text = f"it is {request.state.value} and no live request any more, and still stands in {words(at[0])}"
             return request.rid, text
-    for request in scheduler.requests.values():
-        text = wrong_with(request, found.get(request) or Found())
+    for request in requests.values():
+        at = found.get(request, NOWHERE)
+        if len(at) == 1 and at[0][0] is not MIDDLE:
+            continue
+        text = wrong_with(request, at)
         if text:
             return request.rid, f"{text}; a live request is in exactly one queue, slot, chunk place or batch"
     return None
 
 
-def wrong_with(request: Request, at: Found) -> str:
-    """Why a live request is not in one place; empty if it is."""
-    if len(at.owners) > 1:
-        return f"it stands in {at.owners[0][0]} and in {at.owners[1][0]}"
-    batches = [*at.rows, *at.middles]
-    if len(at.rows) > 1 or len({slot for slot, _ in batches}) < len(batches):
-        first, second = sorted(at.rows if len(at.rows) > 1 else batches)[:2]
-        return f"it has a row in {batch(*first)} and {'another ' if first == second else ''}in {batch(*second)}"
-    if at.owners:
-        place, slot = at.owners[0]
-        beside = at.rows if place == CHUNK_PLACE else [b for b in batches if b[0] != slot]
-        return f"it stands in {place} and in {batch(*beside[0])}" if beside else ""
-    if at.rows or (at.middles and request.to_abort):
+def wrong_with(request: Request, at: list[Place]) -> str:
+    """Why a live request is not in one place; empty if it is. Batches come behind all other places."""
+    owners = [place for place in at if place[0] is not ROW and place[0] is not MIDDLE]
+    batches = at[len(owners) :]
+    rows = [place for place in batches if place[0] is ROW]
+    if len(owners) > 1:
+        return f"it stands in {words(owners[0])} and in {words(owners[1])}"
+    if len(rows) > 1 or len({slot for _, slot, _ in batches}) < len(batches):
+        first, second = sorted(rows if len(rows) > 1 else batches, key=lambda place: place[2])[:2]
+        again = "another in " if first[2] == second[2] else "in "
+        return f"it has a row in {words(first)} and {again}{words(second)}"
+    if owners:
+        kind, slot, _ = owners[0]
+        beside = rows if kind is CHUNK else [place for place in batches if place[1] != slot]
+        return f"it stands in {words(owners[0])} and in {words(beside[0])}" if beside else ""
+    if rows or (batches and request.to_abort):
         return ""
-    left = f"; only middle chunks of it are in flight, in {batch(*at.middles[0])}" if at.middles else ""
+    left = f"; only middle chunks of it are in flight, in {words(batches[0])}" if batches else ""
     known = f"{request.state.value}, KV of {request.kv_len} of {request.seq_len} tokens"
     return f"it is in no place ({known}{', marked for abort' if request.to_abort else ''}){left}"
 
 
-def batch(slot: int, iteration: int) -> str:
-    return f"the launched batch of iteration {iteration} (slot {slot})"
+def words(place: Place) -> str:
+    kind, slot, iteration = place
+    if iteration >= 0:
+        return f"the launched batch of iteration {iteration} (slot {slot})"
+    return kind if slot < 0 else f"{kind} of slot {slot}"
 
 
-def places(scheduler: Scheduler) -> dict[Request, Found]:
-    """Every request that stands anywhere, in a fixed order."""
-    found: dict[Request, Found] = {}
+NOWHERE: list[Place] = []
+
+
+def places(scheduler: Scheduler) -> dict[Request, list[Place]]:
+    """Every request that stands anywhere, in a fixed order; of each the batches come last."""
+    found: dict[Request, list[Place]] = {}
     queues = {"waiting": scheduler.waiting, "grammar": scheduler.grammar_queue, **scheduler.role.queues()}
     for name, queue in queues.items():
-        for request in queue:
-            found.setdefault(request, Found()).owners.append((f"queue {name}", -1))
-    chunked = scheduler.chunked
+        if queue:
+            place = (f"queue {name}", -1, -1)
+            for request in queue:
+                found.setdefault(request, []).append(place)
+    chunked, slots = scheduler.chunked, scheduler.slots.slots
     if chunked is not None:
-        found.setdefault(chunked, Found()).owners.append((CHUNK_PLACE, -1))
-    for slot in scheduler.slots.slots:
+        found.setdefault(chunked, []).append((CHUNK, -1, -1))
+    for slot in slots:
+        place = (RUNNING, slot.index, -1)
         for request in slot.running:
-            if not request.is_terminal:  # who has ended is dropped at the next visit
-                found.setdefault(request, Found()).owners.append((f"the running set of slot {slot.index}", slot.index))
+            if request.state not in TERMINAL:  # who has ended is dropped at the next visit
+                found.setdefault(request, []).append(place)
         for request in joining(slot, chunked):
-            place = f"the harvested batch of slot {slot.index}"
-            found.setdefault(request, Found()).owners.append((place, slot.index))
-        if slot.in_flight and slot.launched is not None:
-            where = (slot.index, slot.launched.iteration)
-            for piece, request in zip(slot.launched.forward.pieces, slot.launched.requests, strict=True):
-                at = found.setdefault(request, Found())
-                (at.rows if piece.is_last_chunk else at.middles).append(where)
+            found.setdefault(request, []).append((JOINING, slot.index, -1))
+    for slot in slots:
+        batch = slot.launched
+        if slot.in_flight and batch is not None:
+            row, middle = (ROW, slot.index, batch.iteration), (MIDDLE, slot.index, batch.iteration)
+            for piece, request in zip(batch.forward.pieces, batch.requests):
+                found.setdefault(request, []).append(row if piece.is_last_chunk else middle)
     return found
 
 
-def joining(slot: Slot, chunked: Request | None) -> Iterator[Request]:
+def joining(slot: Slot, chunked: Request | None) -> list[Request]:
     """Requests of a harvested prefill batch that the slot's next visit takes into its running set."""
     last = slot.last_batch
     if last is None or not last.is_extend:
-        return
-    for request in last.requests:
-        if request.state is State.DECODE and request is not chunked and request.rid != last.chunked_rid:
-            yield request
+        return []
+    return [q for q in last.requests if q.state is State.DECODE and q is not chunked and q.rid != last.chunked_rid]

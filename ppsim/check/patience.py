@@ -1,4 +1,4 @@
-"""Limits that a scenario sets: a request that does not move, or is put out of memory again and again, a rank that waits.
+"""Limits that a scenario sets: requests that do not move or are put out of memory again and again, ranks that wait.
 
     run.max_wait_iterations     INV-85: every request runs, moves to another queue or ends within so many iterations;
                                 INV-84 where it was put out of memory, and has not come back
@@ -83,10 +83,8 @@ class Retractions:
             self.counts[rid] = (arrived, at)
             if len(at) > self.limit:
                 done = f" ({len(requests[rid].output_ids)} tokens made)" if rid in requests else ""
-                text = (
-                    f"it is put out of memory for the {len(at)}th time{done}, last in iterations {at[-4:-1]}; at most "
-                )
-                fail("INV-84", self.r, rid, text + f"{self.limit} retractions of one request are allowed")
+                text = f"retraction {len(at)} of it{done}, the last ones were in iterations {at[-4:-1]}; "
+                fail("INV-84", self.r, rid, text + f"at most {self.limit} retractions of one request are allowed")
         if len(self.counts) > len(requests) + 64:
             self.counts = {rid: count for rid, count in self.counts.items() if rid in requests}
 

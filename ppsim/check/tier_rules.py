@@ -105,9 +105,8 @@ class TierRules:
             both = [page for page in op.host_pages if page in load.host_pages]
             if both and (copy is None or copy[1] > r.now):
                 until = "which has not begun" if copy is None else f"until {copy[1]} ns"
-                fail(
-                    "INV-82", r, owner_of(op.key), f"{op.key} fills host page {both[0]} that {load.key} reads, {until}"
-                )
+                text = f"{op.key} fills host page {both[0]} that {load.key} reads, {until}"
+                fail("INV-82", r, owner_of(op.key), text)
         seen.filled_by.update(dict.fromkeys(op.host_pages, op.key))
 
     def begins(self, r: Seat, effect: fx.Act) -> None:

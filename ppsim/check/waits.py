@@ -1,4 +1,4 @@
-"""INV-85 in time: no request waits for longer than ``run.max_wait_ms`` for what somebody owes it, told with who that is.
+"""INV-85 in time: no request waits for longer than ``run.max_wait_ms``, and who owes it something is told.
 
 Iterations say nothing where ranks sleep: beside a second pipeline, or while copies between the tiers are under way. Two
 kinds of waits:
@@ -72,8 +72,8 @@ class Waits:
             since_ns = since_ns if debt else max(since_ns, self.moved_ns)
             debt = debt or self._turn(request)
             if debt and now - since_ns > self.limit_ns:
-                waited = f"it has waited for {(now - since_ns) / NS_PER_MS:g} ms ({request.state.value}): {debt}"
-                text = f"{waited}; at most {self.limit_ns / NS_PER_MS:g} ms are allowed"
+                waited = f"it has waited for {(now - since_ns) / NS_PER_MS:.10g} ms ({request.state.value}): {debt}"
+                text = f"{waited}; at most {self.limit_ns / NS_PER_MS:.10g} ms are allowed"
                 fail("INV-85", self.r, rid, text)
 
     def _shows(self, request: Request) -> object:
