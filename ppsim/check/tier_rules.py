@@ -38,6 +38,7 @@ class Load:
 class Seen:
     """What is known of one rank's tiers."""
 
+    # Copies under way in the order in which they were started, whatever the tree's queues say.
     under_way: dict[str, list[str]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     filled_by: dict[int, str] = field(default_factory=dict)  # host page -> the copy that has filled it, or fills it
     loads: dict[str, Load] = field(default_factory=dict)
@@ -73,7 +74,7 @@ class TierRules:
             keys, before = [op.key for op in queue], seen.under_way[kind]
             if keys == before:
                 continue
-            seen.under_way[kind] = keys
+            seen.under_way[kind] = [key for key in before if key in keys] + [key for key in keys if key not in before]
             self._consumed(r, kind, before, keys)
             for op in queue:
                 if op.key not in before:

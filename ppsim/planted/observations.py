@@ -104,7 +104,7 @@ class ReleaseWaitsForOwnPoll(Hooks):
         rank.due["release"] = Verdict(*told, over, verdict.bad)
 
 
-@planted("limits_off_in_pd", breaks="INV-69", profile="pd", source="bugs.md B74")
+@planted("limits_off_in_pd", breaks="INV-85", profile="pd", source="bugs.md B74")
 class LimitsOffInPd(Hooks):
     """The loops of disaggregation never come to the scan for expired requests."""
 

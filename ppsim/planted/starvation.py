@@ -15,7 +15,7 @@ from ppsim.planted.plans import before, instead
 from ppsim.planted.registry import planted
 
 
-@planted("chunk_needs_a_place", breaks="INV-69", profile="chunked", source="bugs.md B17")
+@planted("chunk_needs_a_place", breaks="INV-85", profile="chunked", source="bugs.md B17")
 class ChunkNeedsAPlace(Hooks):
     """A prompt that is being cut goes on only where a request could be admitted, and it holds the last row itself."""
 
@@ -23,7 +23,7 @@ class ChunkNeedsAPlace(Hooks):
         return num_places > 0
 
 
-@planted("polls_only_when_busy", breaks="INV-69", profile="pd", source="bugs.md B44")
+@planted("polls_only_when_busy", breaks="INV-85", profile="pd", source="bugs.md B44")
 class PollsOnlyWhenBusy(Hooks):
     """Finished transfers are collected only in iterations that run something, on all ranks alike."""
 
@@ -45,7 +45,7 @@ class ChunkRowCountedTwice(Hooks):
         return num_admitted
 
 
-@planted("prefill_limit_ignored", breaks="INV-69", profile="fairness", source="bugs.md B87")
+@planted("prefill_limit_ignored", breaks="INV-83", profile="fairness", source="bugs.md B87")
 class PrefillLimitIgnored(Hooks):
     """Prefill comes first for ever: the limit on prefill batches in a row is not looked at."""
 
@@ -53,7 +53,7 @@ class PrefillLimitIgnored(Hooks):
         return False
 
 
-@planted("running_prompt_first", breaks="INV-69", profile="fairness", source="bugs.md B88, B92")
+@planted("running_prompt_first", breaks="INV-83", profile="fairness", source="bugs.md B88, B92")
 class RunningPromptFirst(Hooks):
     """The chunks of a running prompt come before all that wait, however many there are."""
 
