@@ -92,7 +92,7 @@ class QueueLimitOnLaterRanks(Hooks):
         return before(steps, "schedule", does(drop_one))
 
 
-@planted("joins_another_slot", breaks="INV-15", profile="plain", source="protocol.md 4.4")
+@planted("joins_another_slot", breaks="INV-80", profile="plain", source="protocol.md 4.4")
 class JoinsAnotherSlot(Hooks):
     """On later ranks a request that has just begun to decode goes on in the slot before its own."""
 

@@ -207,3 +207,21 @@ class WriteBeginsHoursLate(Hooks):
 
     def write_begins_ns(self, computed_ns: int) -> int:
         return computed_ns + (10**13 if computed_ns // 10**6 % 2 else 0)
+
+
+# --- in step, with every live request in one place: INV-15 -----------------------------------------------------------
+
+
+@planted("ended_rows_dropped_at_harvest", breaks="INV-15", profile="plain", source="protocol.md 4.4")
+class EndedRowsDroppedAtHarvest(Hooks):
+    """Later ranks take who has ended out of an open slot at the harvest, the first rank at the slot's next decode."""
+
+    def plan(self, steps: Plan) -> Plan:
+        return behind(steps, "harvest", does(drop_ended))
+
+
+def drop_ended(rank: Rank) -> None:
+    if not rank.config.is_first:
+        for slot in rank.scheduler.slots.slots:
+            if not slot.batch_is_full:  # else its flag would not fall, which is another rule's matter
+                slot.running = [q for q in slot.running if not q.is_terminal]
