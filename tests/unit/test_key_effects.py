@@ -66,7 +66,7 @@ QUIET: dict[str, dict[str, str]] = {  # by mode: the situation, not the mode, is
     "pd": {
         "one request": "cluster.pp_async_batch_depth scheduler.skip_pure_chunked_output_comm",
         "the pools are large": """disaggregation.num_reserved_decode_tokens scheduler.clip_max_new_tokens
-            scheduler.max_total_tokens workload.requests.return_logprob""",
+            run.max_retractions scheduler.max_total_tokens workload.requests.return_logprob""",
         "messages are too short to block": "links.graph_fence",
         "a chunk fits beside the other row": "scheduler.chunk_counts_as_row",
         "the pause falls into idle time": "faults.pauses.at_iteration faults.pauses.rank",
