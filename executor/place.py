@@ -19,6 +19,7 @@ from ppsim.check.physical import never_committed
 from ppsim.check.together import Decides, Harvests, Record
 from ppsim.check.verdicts import failed
 from ppsim.check.watch import Watch
+from ppsim.core.observations import CopyKey
 from ppsim.core.outcome import Verdict
 from ppsim.core.rank import Rank
 from ppsim.recording import Recording
@@ -47,7 +48,14 @@ class Place:
             Audit(self.tell, commits_wait=True).watch(self)
         elif self.run.check:
             follow(self, self.tell)
-        watch_patience([self], self.run.max_wait_iterations, self.run.max_agreement_wait_ms)
+        watch_patience(
+            [self],
+            self.run.max_wait_iterations,
+            self.run.max_agreement_wait_ms,
+            max_retractions=self.run.max_retractions,
+            max_wait_ms=self.run.max_wait_ms,
+            audited=self.run.invariants,
+        )
 
     def tell(self, record: Record) -> None:
         """Keep what is held against the other ranks."""
@@ -80,6 +88,19 @@ class Place:
         if self.facts is None or (self.rank_id, "transfer", rid) not in self.facts.known:
             return None
         return self.facts.sender(self.rank_id, self.rank.iteration, rid)
+
+    def copy(self, key: CopyKey) -> tuple[int, int] | None:
+        """There are no cache tiers here."""
+        return None
+
+    @property
+    def launched_ns(self) -> int | None:
+        """The device's clock is its own."""
+        return None
+
+    def other_side(self, rid: str) -> str:
+        """The peer of a single role is modelled."""
+        return ""
 
     def sampled(self, reply: object) -> tuple[int, ...]:
         """Waits for the device: who checks every invariant gives up running ahead of it."""

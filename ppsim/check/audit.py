@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ppsim.check.observers import Seat
+from ppsim.check.one_place import OnePlace
 from ppsim.check.page_claims import PageClaims
 from ppsim.check.rules import Rules
+from ppsim.check.tier_rules import TierRules
 from ppsim.check.together import Decides, Delivers, Harvests, Parts, Record, Samples, Shown
 from ppsim.core import effects as fx
 from ppsim.core.batch import ForwardBatch
@@ -39,6 +41,7 @@ class Audit:
         self.verdicts: dict[tuple[int, int, str], int] = {}
         self.launched: dict[tuple[int, int], tuple[int, tuple[str, ...]]] = {}
         self.page_claims = PageClaims(self)
+        self.one_place, self.tier_rules = OnePlace(), TierRules()
         self.free_after: dict[int, tuple[int, int]] = {}
         self.aborted: dict[int, dict[str, int]] = {}  # rank -> rid -> iteration in which its abort was read
         self.stored: dict[tuple[int, str], int] = {}
@@ -47,6 +50,8 @@ class Audit:
     def watch(self, r: Seat) -> None:
         """Hang every check on a rank, lockstep among them. Call before it runs."""
         before, after = r.observers.before, r.observers.after
+        before(lambda effect: self.one_place.look_back(r), fx.Ingest, fx.Recv)
+        self.tier_rules.watch(r)
         before(lambda effect: self.between(r), fx.Ingest)
         before(lambda effect: self.posted(r, effect.dst, effect.message), fx.Send)
         before(lambda effect: self.launches(r, effect), fx.Launch)
@@ -58,6 +63,7 @@ class Audit:
         after(lambda effect, local: self.looked(r, effect, local.value), fx.Observe)
         after(lambda effect, _: self.after_decision(r, effect.decision), fx.Decided)
         after(lambda effect, _: self.harvested(r, effect.harvest), fx.Harvested)
+        after(lambda effect, _: self.one_place.look(r), fx.Decided, fx.Harvested)
         self.rules.turns.begin(r)
 
     # --- decisions -------------------------------------------------------------------------------------------

@@ -15,11 +15,14 @@ from typing import Any, TypeAlias
 from ppsim.check import lockstep, physical, progress, together
 from ppsim.check.audit import Audit
 from ppsim.check.leftovers import rank_leftover, unanswered
+from ppsim.check.one_place import OnePlace, misplaced
 from ppsim.check.page_claims import PageClaims
-from ppsim.check.patience import Agreements, Movement
+from ppsim.check.patience import Agreements, Movement, Retractions
 from ppsim.check.rules import Rules
+from ppsim.check.tier_rules import TierRules
 from ppsim.check.together import Together
 from ppsim.check.turn_rules import TurnRules
+from ppsim.check.waits import Waits
 from ppsim.check.watch import Watch
 from ppsim.core import pd_phases, phases, start
 from ppsim.core.channels import Endpoint
@@ -40,6 +43,7 @@ class Invariant:
     statement: str
     owner: Owner
     unbreakable: str = ""  # why no run can break it, if none can
+    fact: str = ""  # what it is held against
 
     @property
     def name(self) -> str:
@@ -164,13 +168,49 @@ RULES: tuple[Invariant, ...] = (
     Invariant(68, "nobody is marked for abort whom no abort names", (Rules._newly_marked,)),
     Invariant(
         69,
-        "who can run runs: admissions fit, slots are closed for a reason, turns are given",
-        (Rules._admissions, Rules._closed_slot, TurnRules.decided, Movement.look),
+        "who can run runs: admissions fit, slots are closed for a reason",
+        (Rules._admissions, Rules._closed_slot),
     ),
     Invariant(70, "every wait on a remote event ends", (physical.waits_for_ever,)),
     Invariant(71, "every relay forwards every field of an output", (Exchange.receive_output,)),
     Invariant(72, "no rank stands still for an agreement", (Agreements.ends,)),
     Invariant(73, "the cache is emptied only while nothing is in flight", (Rules._flushes,)),
+    Invariant(
+        80,
+        "a live request is in exactly one queue, slot, chunk place or batch",
+        (misplaced, OnePlace._judge),
+        fact="the containers of the rank, after each decision, each harvest and each iteration",
+    ),
+    Invariant(
+        81,
+        "an ack of the cache tiers is consumed on a rank only when its own copy is over, and in order",
+        (TierRules._consumed,),
+        fact="begin and end of the rank's own copies, as its world knows them",
+    ),
+    Invariant(
+        82,
+        "a host page is held by what names it, and read only when the copy that fills it is over",
+        (TierRules.audit, TierRules.begins, TierRules._started, TierRules.behind_loads),
+        fact="the tree's nodes, the copies under way and their times, at every harvest",
+    ),
+    Invariant(
+        83,
+        "a turn that a limit on prefills or chunks in a row promises is given",
+        (TurnRules.decided,),
+        fact="the decisions, counted by the rule itself",
+    ),
+    Invariant(
+        84,
+        "no request is put out of memory more often than run.max_retractions, and who was comes back",
+        (Retractions.look, Movement.look),
+        fact="the decisions of the first rank",
+    ),
+    Invariant(
+        85,
+        "no request waits for longer than run.max_wait_iterations and run.max_wait_ms",
+        (Movement.look, Waits.look),
+        fact="what the first rank's requests show, and its clock",
+    ),
 )
 """Rules of public bug reports that no number of section 12 says (docs/bugs.md).
 

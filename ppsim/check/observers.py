@@ -12,6 +12,7 @@ from types import GeneratorType
 from typing import Any, Protocol, TypeAlias, get_args
 
 from ppsim.core.effects import Effect
+from ppsim.core.observations import CopyKey
 from ppsim.core.rank import Rank
 
 EFFECTS: tuple[type[Effect], ...] = get_args(Effect)
@@ -72,6 +73,19 @@ class Seat(Protocol):
 
     def transfer_of(self, rid: str) -> int | None:
         """KVPoll of the rank's own transfer of a request that it has finished sending or given pages for; else None."""
+        ...
+
+    def copy(self, key: CopyKey) -> tuple[int, int] | None:
+        """When the rank's own copy between two tiers begins and ends (ns of its clock); None: it was never begun."""
+        ...
+
+    @property
+    def launched_ns(self) -> int | None:
+        """When the forward pass launched last begins on the device (ns of its clock); None: nobody here can know."""
+        ...
+
+    def other_side(self, rid: str) -> str:
+        """How far the other pipeline is with a request: "absent", or KVPoll in small letters; empty: nobody knows."""
         ...
 
     def sampled(self, reply: object) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""INV-69 where a scenario limits turns: decode beside a stream of prompts, short prompts beside a long one.
+"""INV-83 where a scenario limits turns: decode beside a stream of prompts, short prompts beside a long one.
 
     max_consecutive_prefills   beyond the limit a slot with requests to decode launches only the next chunk of a prompt
                                that was being cut already (bugs.md B87)
@@ -105,4 +105,4 @@ def fits_whole(scheduler: Scheduler, slot: Slot, request: Request) -> bool:
 
 
 def violation(r: Seat, rid: str, text: str) -> InvariantViolation:
-    return InvariantViolation("INV-69", r.rank_id, r.rank.iteration, r.rank.slot, rid, text)
+    return InvariantViolation("INV-83", r.rank_id, r.rank.iteration, r.rank.slot, rid, text)

@@ -17,7 +17,7 @@ from ppsim.core.messages import Call
 from ppsim.core.outcome import Verdict, VerdictKind
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
 
-LIVENESS_RULES = ("INV-69", "INV-72")  # what takes too long, not what goes wrong
+LIVENESS_RULES = ("INV-69", "INV-72", "INV-83", "INV-84", "INV-85")  # what takes too long, not what goes wrong
 
 
 def verdict_of(error: CoreError | StopRun, r: Seat | None = None) -> Verdict:

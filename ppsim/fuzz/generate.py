@@ -57,6 +57,7 @@ def experiments(draw: DrawFn, profile: Profile) -> Experiment:
     if "hicache" in on and role in ("plain", "prefill"):
         tiers(draw, on, raw)
     raw["run"] = {"max_iterations": MAX_ITERATIONS, "invariants": True, "max_wait_iterations": patience(raw)}
+    raw["run"] |= {"max_retractions": most_retractions(raw), "max_wait_ms": patience_ms(raw)}
     if role == "pd":
         two_sides(draw, on, raw)
     if "streams" in on:
@@ -404,6 +405,27 @@ def patience(raw: dict[str, Any]) -> int:
     visits = sum(int((1 if chunk < 0 else -(-r["prompt"] // chunk)) + r["output"]) for r in requests)
     copies = 200 if "hicache" in raw else 0
     return min(60 + copies + 4 * num_slots * (visits + 2), MAX_ITERATIONS - 1)
+
+
+def most_retractions(raw: dict[str, Any]) -> int:
+    """How often one request may be put out of memory: twice for each of them, and a few times for its own growth.
+
+    The least advanced goes first, so the others get through meanwhile.
+    """
+    return 4 + 2 * len(raw["workload"]["requests"])
+
+
+def patience_ms(raw: dict[str, Any]) -> float:
+    """Milliseconds that a request may wait: for all iterations of all requests, all limits, all KV on a slow wire.
+
+    An iteration takes up to about 2 ms a stage. At the 0.002 GB/s of the slowest wire a token takes about 1 ms for each
+    rank that sends it, and there are at most 8.
+    """
+    requests = raw["workload"]["requests"]
+    iterations = 60 + 4 * num_ranks(raw) * sum(2 + r["prompt"] + r["output"] for r in requests)
+    tokens = sum(r["prompt"] + r["output"] + 64 for r in requests)
+    limits_ms = 2000.0  # a lease, the limits of a handshake and of a transfer, pauses, skewed clocks
+    return limits_ms + 2.0 * float(iterations) + 10.0 * float(tokens)
 
 
 # --- drawing -------------------------------------------------------------------------------------------------------

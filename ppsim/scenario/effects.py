@@ -100,6 +100,7 @@ ONLY_DECODE = (
     "cluster.cuda_graph",
     "disaggregation.num_reserved_decode_tokens",
     "chance.stops",
+    "run.max_retractions",
 )
 MIXED = (
     "scheduler.prefill_decode_interval",

@@ -460,6 +460,8 @@ class Run(Section):
     invariants: bool = False  # check every invariant that a run can break; slower
     max_iterations: NonNegative = 0  # of every rank; 0: no limit. Reaching it is verdict "unknown"
     max_wait_iterations: NonNegative = 0  # a request that does not move for longer is a liveness failure; 0: no limit
+    max_retractions: NonNegative | None = None  # of one request; 0: any number; None: 16 with run.invariants, else any
+    max_wait_ms: LimitMs | None = None  # that a request waits for something; 0: any; None: 1 h with run.invariants
     max_agreement_wait_ms: LimitMs = 0.0  # likewise a rank that waits longer for a word of the others in a vote; 0: off
     watchdog_ms: LimitMs = 0.0  # a rank that completes nothing for so long ends the run as a liveness failure; 0: off
     consensus_check_interval: NonNegative = 0  # iterations between comparisons of the ranks' calls (checker.py); 0: off

@@ -22,6 +22,7 @@ from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Hidden, Lane, NewRequest, Output
+from ppsim.core.observations import CopyKey
 from ppsim.core.rank import Rank
 from ppsim.core.tokens import count
 from ppsim.cost.stage import StageCost
@@ -68,6 +69,7 @@ class SimulatedRank:
         self.waits_for: int | None = None  # peer of a blocked effect
         self.done = False
         self.is_paused = False
+        self.launched_ns: int | None = None  # when the forward pass launched last begins
         self.pauses = pauses(setting, self.rank_id)
         self.iteration_starts: list[int] = []
         setting.recording.visits[self.rank_id] = self.iteration_starts
@@ -160,6 +162,16 @@ class SimulatedRank:
         else:
             poll, kind = facts.receiver, "receive"
         return unknown(poll(self.rank_id, iteration, rid)) if (self.rank_id, kind, rid) in facts.known else None
+
+    def copy(self, key: CopyKey) -> tuple[int, int] | None:
+        """Of a copy between the tiers: its begin and its end on this rank."""
+        if self.tiers is None or key not in self.tiers.ends:
+            return None
+        return self.tiers.begins[key], self.tiers.ends[key]
+
+    def other_side(self, rid: str) -> str:
+        """The peer of a single role is modelled: what it shows is all there is."""
+        return ""
 
     def sampled(self, reply: object) -> tuple[int, ...]:
         """The tokens of a launch on the last stage."""
@@ -309,7 +321,7 @@ class SimulatedRank:
         if jitter:
             duration += setting.choices.below(f"stage jitter {self.rank_id}", jitter + 1)
         start = self.streams.launch(self.now, hidden_ready, duration, batch.iteration, batch.slot, graph)
-        end = self.streams.forward_free
+        self.launched_ns, end = start, self.streams.forward_free
         setting.recording.span(self.rank_id, "forward", batch.slot, batch.iteration, start, end)
         tokens: tuple[int, ...] = ()
         if self.rank.config.is_last:

@@ -17,6 +17,7 @@ from ppsim.check.watch import StopRun
 from ppsim.core import actions as acts
 from ppsim.core import effects as fx
 from ppsim.core import observations as obs
+from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.rank import Rank
 from ppsim.core.timeouts import last_moment_ms
@@ -24,7 +25,7 @@ from ppsim.workload.clients import Sent
 from ppsim.world.client import WorkloadClient
 from ppsim.world.driver import BEHIND, BLOCKED, NS_PER_MS, Pending, SimulatedRank, unknown
 from ppsim.world.pd_pages import PageGuard
-from ppsim.world.pd_rooms import Write
+from ppsim.world.pd_rooms import End, Write
 from ppsim.world.pd_sides import PREFILL
 from ppsim.world.pd_transfer import Transfers
 from ppsim.world.setting import Setting
@@ -135,6 +136,16 @@ class PipelineRank(SimulatedRank):
             self.rank.scheduler.kv.pool.on_free = self.guard.freed
         self.nap.decided(effect.decision)
         super()._decided(effect)
+
+    def other_side(self, rid: str) -> str:
+        """The least that the ends of this request on the other side show; "absent" where one has not registered it."""
+        transfers, room = self.transfers, self.rank.scheduler.requests[rid].spec.room
+        if self.side == PREFILL:
+            ends: list[End | None] = [transfers.receivers.get((transfers.peers.receiver_of(self.rank_id), room or 0))]
+        else:
+            ends = [transfers.senders.get((rank, room or 0)) for rank in transfers.peers.senders_of(self.rank_id)]
+        statuses = [end.status for end in ends if end is not None and end.status is not None]
+        return KVPoll(min(statuses)).name.lower() if len(statuses) == len(ends) else "absent"
 
     # --- looking at the other side -------------------------------------------------------------------------------
 

@@ -172,7 +172,14 @@ def watch_ranks(setting: Setting, side: str = "") -> None:
         elif run.check:
             follow(simulated, together.take)
     watch_for_stalls(setting, side)
-    watch_patience(setting.ranks, run.max_wait_iterations, run.max_agreement_wait_ms)
+    watch_patience(
+        setting.ranks,
+        run.max_wait_iterations,
+        run.max_agreement_wait_ms,
+        max_retractions=run.max_retractions,
+        max_wait_ms=run.max_wait_ms,
+        audited=run.invariants,
+    )
 
 
 def client_of(scenario: Scenario, workload: Workload, given: Given) -> Client:

@@ -17,6 +17,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, assert_never
 
 from ppsim.core.actions import Copy, FetchStored, LoadBack, WriteBack, WriteThrough
+from ppsim.core.errors import InvariantViolation
 from ppsim.core.observations import CopyKey
 from ppsim.scenario.hicache import token_kv_bytes
 
@@ -46,6 +47,7 @@ class Tiers:
         self.visited_ns = 0  # instant of the last visit
         self.fence_ns = 0  # a launch starts no earlier
         self.swapped_ns = 0  # end of the passes that may still write to pages that were given up
+        self.begins: dict[CopyKey, int] = {}
         self.ends: dict[CopyKey, int] = {}
         self.hits: dict[CopyKey, int] = {}
 
@@ -65,6 +67,7 @@ class Tiers:
         begins = max(r.now, self.link_free[kind], earliest)
         if kind == "prefetch":
             begins += self.storage_latency_ns
+        self.begins[key] = begins
         end = self.link_free[kind] = self.ends[key] = begins + self._wire_ns(kind, num_tokens)
         if isinstance(copy, LoadBack | WriteBack):
             self.fence_ns = max(self.fence_ns, end)
@@ -116,7 +119,11 @@ class Tiers:
         return self.hits[key]
 
     def await_end(self, key: CopyKey) -> None:
-        """The host blocks until the copy is over."""
+        """The host blocks until the copy is over. Raises InvariantViolation for one that this rank has not begun."""
+        if key not in self.ends:
+            rank = self.r.rank
+            text = f"the ack of {key} is to be consumed, but this rank has not begun the copy"
+            raise InvariantViolation("INV-81", self.r.rank_id, rank.iteration, rank.slot, key.owner, text)
         self.r.now = max(self.r.now, self.ends[key])
 
     # --- sleeping ------------------------------------------------------------------------------------------------

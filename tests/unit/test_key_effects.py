@@ -39,6 +39,7 @@ QUIET: dict[str, dict[str, str]] = {  # by mode: the situation, not the mode, is
         "three requests decode alike in one batch: nothing comes between": """chance.max_failed_allocations
             chance.pause_iterations chance.stops cluster.comm_overlap cluster.cuda_graph host.idle_poll_us links.commit
             links.latency_on_stream links.order run.max_wait_iterations scheduler.clip_max_new_tokens
+            run.max_retractions run.max_wait_ms
             links.commit_over links.graph_fence links.token_read scheduler.exchange_order
             scheduler.pp_max_micro_batch_size scheduler.reopen_empty_slots scheduler.reserve_decode scheduler.rules
             workload.requests.priority workload.requests.return_logprob""",
@@ -66,7 +67,7 @@ QUIET: dict[str, dict[str, str]] = {  # by mode: the situation, not the mode, is
     "pd": {
         "one request": "cluster.pp_async_batch_depth scheduler.skip_pure_chunked_output_comm",
         "the pools are large": """disaggregation.num_reserved_decode_tokens scheduler.clip_max_new_tokens
-            scheduler.max_total_tokens workload.requests.return_logprob""",
+            run.max_retractions scheduler.max_total_tokens workload.requests.return_logprob""",
         "messages are too short to block": "links.graph_fence",
         "a chunk fits beside the other row": "scheduler.chunk_counts_as_row",
         "the pause falls into idle time": "faults.pauses.at_iteration faults.pauses.rank",

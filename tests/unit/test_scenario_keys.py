@@ -165,6 +165,21 @@ TIGHT = {
     "scheduler.max_total_tokens": 100,
     "workload.requests": requests(4, prompt=4, output=30),
 }
+PUT_OUT = {  # one of six requests is put out of memory twice
+    **UNIT,
+    "scheduler.pp_max_micro_batch_size": 4,
+    "scheduler.chunked_prefill_size": 32,
+    "scheduler.max_total_tokens": 60,
+    "scheduler.clip_max_new_tokens": 4,
+    "scheduler.schedule_conservativeness": 0.1,
+    "workload.requests": [{**request, "ignore_eos": False} for request in requests(6, prompt=4, output=30)],
+}
+COMPILING = {  # R2 waits for its grammar for some milliseconds while R1 decodes
+    **UNIT,
+    "host.schedule_us": 500.0,
+    "workload.requests": [*requests(1, output=9), {"rid": "R2", "prompt": 4, "output": 2, "grammar": "json"}],
+    "observations.listed": [{"what": "grammar", "rid": "R2", "at": [9, 9]}],
+}
 CLOSING = {
     **UNIT,
     "scheduler.pp_max_micro_batch_size": 4,
@@ -777,6 +792,8 @@ KEYS: dict[str, Case] = {
     ),
     "run.max_iterations": Case(QUADRATIC, {"run.max_iterations": 3}),
     "run.max_wait_iterations": Case(QUADRATIC, {"run.max_wait_iterations": 1}),
+    "run.max_retractions": Case(PUT_OUT, {"run.max_retractions": 1}),
+    "run.max_wait_ms": Case(COMPILING, {"run.max_wait_ms": 3.0}),
     "run.max_agreement_wait_ms": Case(
         {**PREFILL, "links.control_latency_us": 500.0, "disaggregation.bootstrap": "vote"},
         {"run.max_agreement_wait_ms": 0.1},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from ppsim.planted import all_bugs, hooks_for
+from ppsim.plugin import all_bugs, load
 from ppsim.recording.summary import summarize
 from ppsim.scenario.expected import expectations
 from ppsim.scenario.load import known_scenarios, load_scenario
@@ -31,7 +31,7 @@ def runs() -> list[object]:
 @pytest.mark.parametrize(("name", "bug"), runs())
 def test_a_scenario_gives_what_it_expects(name: str, bug: str) -> None:
     scenario = load_scenario(name, bugs=(bug,) if bug else ())
-    result = simulate(scenario, hooks=hooks_for(scenario.bugs))
+    result = simulate(scenario, change=load(scenario.bugs).change)
     found = expectations(scenario, summarize(result.recording, result.verdict), result.verdict, known_bugs=all_bugs())
     assert found is not None, f"{name} expects nothing"
     assert not found.notes

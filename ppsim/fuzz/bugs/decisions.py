@@ -93,7 +93,7 @@ class QueueLimitOnLaterRanks(Loop):
         return before(steps, "schedule", does(drop_one))
 
 
-@planted("joins_another_slot", breaks="INV-15", profile="plain", source="protocol.md 4.4")
+@planted("joins_another_slot", breaks="INV-80", profile="plain", source="protocol.md 4.4")
 class JoinsAnotherSlot(Loop):
     """On later ranks a request that has just begun to decode goes on in the slot before its own."""
 

@@ -113,7 +113,7 @@ class ReleaseWaitsForOwnPoll(Loop):
         rank.due["release"] = Verdict(*told, over, verdict.bad)
 
 
-@planted("limits_off_in_pd", breaks="INV-69", profile="pd", source="bugs.md B74")
+@planted("limits_off_in_pd", breaks="INV-85", profile="pd", source="bugs.md B74")
 class LimitsOffInPd(Rank):
     """The loops of disaggregation never come to the scan for expired requests."""
 

@@ -18,7 +18,7 @@ from ppsim.plugin import planted
 from ppsim.plugin.plans import before, instead
 
 
-@planted("chunk_needs_a_place", breaks="INV-69", profile="chunked", source="bugs.md B17")
+@planted("chunk_needs_a_place", breaks="INV-85", profile="chunked", source="bugs.md B17")
 class ChunkNeedsAPlace(Scheduler):
     """A prompt that is being cut goes on only where a request could be admitted, and it holds the last row itself."""
 
@@ -26,7 +26,7 @@ class ChunkNeedsAPlace(Scheduler):
         return super().may_continue_chunk(slot, num_places) and num_places > 0
 
 
-@planted("polls_only_when_busy", breaks="INV-69", profile="pd", source="bugs.md B44")
+@planted("polls_only_when_busy", breaks="INV-85", profile="pd", source="bugs.md B44")
 class PollsOnlyWhenBusy(Loop):
     """Finished transfers are collected only in iterations that run something, on all ranks alike."""
 
@@ -49,7 +49,7 @@ class ChunkRowCountedTwice(Scheduler):
         return super().num_places(slot, num_admitted, num_admitted)
 
 
-@planted("prefill_limit_ignored", breaks="INV-69", profile="fairness", source="bugs.md B87")
+@planted("prefill_limit_ignored", breaks="INV-83", profile="fairness", source="bugs.md B87")
 class PrefillLimitIgnored(Policy):
     """Prefill comes first for ever: the limit on prefill batches in a row is not looked at."""
 
@@ -57,7 +57,7 @@ class PrefillLimitIgnored(Policy):
         return False
 
 
-@planted("running_prompt_first", breaks="INV-69", profile="fairness", source="bugs.md B88, B92")
+@planted("running_prompt_first", breaks="INV-83", profile="fairness", source="bugs.md B88, B92")
 class RunningPromptFirst(Policy):
     """The chunks of a running prompt come before all that wait, however many there are."""
 
