@@ -19,7 +19,7 @@ from ppsim.scenario.section import Section
 if TYPE_CHECKING:
     from ppsim.scenario.tree import Scenario
 
-NUM_RULES = 73
+NUM_RULES = 89
 RULE_NAMES = tuple(f"INV-{number:02}" for number in range(1, NUM_RULES + 1))  # ppsim list invariants
 
 # --- the names of figures ----------------------------------------------------------------------------------------
