@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ppsim.check.conclusions import Conclusions
 from ppsim.check.observers import Seat
 from ppsim.check.page_claims import PageClaims
+from ppsim.check.reads import LaunchReads
+from ppsim.check.replies import Replies
 from ppsim.check.rules import Rules
 from ppsim.check.together import Decides, Delivers, Harvests, Parts, Record, Samples, Shown
+from ppsim.check.transfers import TransferRules
 from ppsim.core import effects as fx
 from ppsim.core.batch import ForwardBatch
 from ppsim.core.consensus import KVPoll
@@ -37,6 +41,7 @@ class Audit:
         self.verdicts: dict[tuple[int, int, str], int] = {}
         self.launched: dict[tuple[int, int], tuple[int, tuple[str, ...]]] = {}
         self.page_claims = PageClaims(self)
+        self.reads, self.transfers, self.conclusions = LaunchReads(tell), TransferRules(), Conclusions(tell)
         self.free_after: dict[int, tuple[int, int]] = {}
         self.aborted: dict[int, dict[str, int]] = {}  # rank -> rid -> iteration in which its abort was read
         self.stored: dict[tuple[int, str], int] = {}
@@ -57,6 +62,11 @@ class Audit:
         after(lambda effect, _: self.after_decision(r, effect.decision), fx.Decided)
         after(lambda effect, _: self.harvested(r, effect.harvest), fx.Harvested)
         self.rules.turns.begin(r)
+        self.reads.watch(r)
+        self.transfers.watch(r)
+        self.conclusions.watch(r)
+        if r.rank_id == 0:
+            Replies(r).watch()
 
     # --- decisions -------------------------------------------------------------------------------------------
 
@@ -101,6 +111,7 @@ class Audit:
         self.tell(Decides(r.rank_id, decision.iteration, decision.slot, decision))
         if decision.iteration == 0:  # nothing has been computed before
             self._follow_swaps(r)
+            self.reads.begin(r)
         self.compare("parts", r, decision.iteration, state_parts(r.rank.scheduler, decision.iteration))
 
     def received(self, r: Seat, message: Message) -> None:
@@ -154,7 +165,9 @@ class Audit:
         self._own_samples(r, harvest)
         if scheduler.config.role != "plain":
             self.released(r, harvest.finished)
+        self.conclusions.harvested(r)
         self.rules.harvested(r, harvest)
+        self.transfers.ended(r.rank_id, harvest.finished)
         self.free_after[r.rank_id] = (scheduler.kv.pool.free_tokens, harvest.iteration)
 
     def _harvest_launched(self, r: Seat, harvest: fx.Harvest) -> None:
@@ -179,7 +192,8 @@ class Audit:
         skip = 1 if r.rank.config.role == "decode" else 0
         rows = zip(harvest.delivered, harvest.token_ids, strict=True)
         tokens = tuple((rid, token) for (rid, n), token in rows if n > skip)
-        self.tell(Delivers(r.rank_id, r.rank.iteration, r.rank.slot, harvest.harvested, tokens))
+        aborted = tuple(self.aborted.get(r.rank_id, ()))
+        self.tell(Delivers(r.rank_id, r.rank.iteration, r.rank.slot, harvest.harvested, tokens, aborted))
 
     # --- launches --------------------------------------------------------------------------------------------
 
@@ -211,6 +225,7 @@ class Audit:
     def swapped(self, r: Seat, pages: list[int]) -> None:
         """Pages of a duplicate may be taken at once: later forwards come behind the chunk that writes to them."""
         self.page_claims.given_up(r.rank_id, pages)
+        self.reads.pages.exchanged(r.rank_id, pages)
 
     # --- messages --------------------------------------------------------------------------------------------
 
@@ -263,6 +278,7 @@ class Audit:
         if effect.what == "bootstrap_store":
             for rid, value in zip(effect.keys, values, strict=True):
                 self.store_read(r, rid, r.stored[rid], value)
+            self.conclusions.looked(r, effect, values)
         self.rules.seen(r, effect, values)
 
     def store_read(self, r: Seat, rid: str, statuses: Sequence[int | None], value: int) -> None:

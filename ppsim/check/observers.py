@@ -74,6 +74,22 @@ class Seat(Protocol):
         """KVPoll of the rank's own transfer of a request that it has finished sending or given pages for; else None."""
         ...
 
+    def status_of(self, rank_id: int, rid: str) -> int | None:
+        """KVPoll of any rank's own sender of a request at this moment; None where nobody here can know."""
+        ...
+
+    def landed(self, rid: str) -> Sequence[tuple[int, Sequence[tuple[int, int]]]] | None:
+        """Decode rank: for each prefill rank that writes to it the token ranges that are here; None: unknown here."""
+        ...
+
+    def first_sampled(self, rid: str) -> int | None:
+        """Decode rank: the first token, as the prefill side's last stage has sampled it; None: unknown here."""
+        ...
+
+    def content(self, payload: object) -> int:
+        """What is in the reply to a launch, or in the payload of a message: equal numbers for equal contents."""
+        ...
+
     def sampled(self, reply: object) -> tuple[int, ...]:
         """The tokens behind the reply to a launch on the last stage, one a row."""
         ...

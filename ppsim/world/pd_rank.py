@@ -8,7 +8,7 @@ change on a later rank could have been seen one visit earlier: that rank looks a
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any
 
 from simpy import Environment, Event
@@ -26,6 +26,7 @@ from ppsim.world.pd_rooms import Write
 from ppsim.world.pd_sides import PREFILL
 from ppsim.world.pd_transfer import Transfers
 from ppsim.world.setting import Setting
+from ppsim.world.streams import Payload
 
 LOOKS_ACROSS = ("sender", "receiver", "first_token", "bootstrap_store")
 
@@ -174,6 +175,20 @@ class PipelineRank(SimulatedRank):
             raise InvariantViolation("INV-41", self.rank_id, self.rank.iteration, self.rank.slot, rid, text)
         return tokens[0]
 
+    def status_of(self, rank_id: int, rid: str) -> int | None:
+        """What that rank's own sender shows now."""
+        return self.transfers.sender(rank_id, self._room(rid)).status
+
+    def landed(self, rid: str) -> Sequence[tuple[int, Sequence[tuple[int, int]]]] | None:
+        """What has come from each of this rank's senders."""
+        room, transfers = self._room(rid), self.transfers
+        senders = transfers.peers.senders_of(self.rank_id)
+        return [(rank, transfers.sender(rank, room).landed()) for rank in senders]
+
+    def first_sampled(self, rid: str) -> int | None:
+        """What the last stage of the prefill side sampled for the end of the prompt."""
+        return self.transfers.sampled.get(self._room(rid))
+
     # --- acting ----------------------------------------------------------------------------------------------------
 
     def _act(self, effect: fx.Act) -> None:
@@ -230,9 +245,10 @@ class PipelineRank(SimulatedRank):
             start,
             stop,
             pages=tuple(request.pages[start // page : -(-stop // page)]),
-            computed_ns=max(end for first, end in self.computed[rid] if first < stop),
+            computed_ns=max((end for first, end in self.computed.get(rid, ()) if first < stop), default=0),
             duration_ns=self.transfers.wire_ns(self.rank_id, stop - start),
             token=request.output_ids[-1] if is_last else None,
+            num_prompt=request.prompt_len,
         )
         self.guard.reads(write)
         return write
@@ -242,6 +258,10 @@ class PipelineRank(SimulatedRank):
         if self.side == PREFILL:
             for piece in effect.batch.pieces:
                 self.computed.setdefault(piece.rid, []).append((piece.prefix_len, self.streams.forward_free))
+            if self.rank.config.is_last and isinstance(payload, Payload):
+                for piece, token in zip(effect.batch.pieces, payload.tokens, strict=True):
+                    if piece.is_last_chunk:
+                        self.transfers.sampled[self._room(piece.rid)] = token
         return payload
 
 
