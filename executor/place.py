@@ -20,6 +20,7 @@ from ppsim.check.physical import never_committed
 from ppsim.check.together import Decides, Harvests, Record
 from ppsim.check.verdicts import failed
 from ppsim.check.watch import Watch
+from ppsim.core.messages import NewRequest
 from ppsim.core.outcome import Verdict
 from ppsim.core.rank import Rank
 from ppsim.recording import Recording
@@ -88,7 +89,7 @@ class Place:
     def landed(self, rid: str) -> Sequence[tuple[int, Sequence[tuple[int, int]]]] | None:
         return None
 
-    def first_sampled(self, rid: str) -> int | None:
+    def first_sampled(self, request: NewRequest) -> int | None:
         return None
 
     def content(self, payload: object) -> int:

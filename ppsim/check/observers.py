@@ -12,6 +12,7 @@ from types import GeneratorType
 from typing import Any, Protocol, TypeAlias, get_args
 
 from ppsim.core.effects import Effect
+from ppsim.core.messages import NewRequest
 from ppsim.core.rank import Rank
 
 EFFECTS: tuple[type[Effect], ...] = get_args(Effect)
@@ -82,7 +83,7 @@ class Seat(Protocol):
         """Decode rank: for each prefill rank that writes to it the token ranges that are here; None: unknown here."""
         ...
 
-    def first_sampled(self, rid: str) -> int | None:
+    def first_sampled(self, request: NewRequest) -> int | None:
         """Decode rank: the first token, as the prefill side's last stage has sampled it; None: unknown here."""
         ...
 

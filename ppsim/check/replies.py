@@ -68,7 +68,7 @@ class Replies:
             lives = self.told.get(rid)
             if not lives:
                 continue
-            first = self.r.first_sampled(rid) if n == 1 and self.role == "decode" else None
+            first = self.r.first_sampled(lives[-1].spec) if n == 1 and self.role == "decode" else None
             if first is not None and token != first:
                 self.fail("INV-76", rid, f"its first token is {token}, the prefill side sampled {first}")
             lives[-1].delivered.append((n, token))

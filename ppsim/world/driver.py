@@ -168,9 +168,9 @@ class SimulatedRank:
         """A modelled peer writes nothing: that its transfer is over is all there is to know (``transfer_of``)."""
         return None
 
-    def first_sampled(self, rid: str) -> int | None:
+    def first_sampled(self, request: NewRequest) -> int | None:
         """A modelled peer samples what the sampler says."""
-        return self.setting.sampler.token(rid, 1)
+        return self.setting.sampler.token(request.rid, 1)
 
     def content(self, payload: object) -> int:
         """Tensors have no content here: they are known by the launch that made them, and by their tokens."""

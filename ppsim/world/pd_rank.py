@@ -16,6 +16,7 @@ from simpy import Environment, Event
 from ppsim.check.watch import StopRun
 from ppsim.core import effects as fx
 from ppsim.core.errors import CoreError, InvariantViolation
+from ppsim.core.messages import NewRequest
 from ppsim.core.rank import Rank
 from ppsim.core.timeouts import last_moment_ms
 from ppsim.workload.clients import Sent
@@ -185,9 +186,9 @@ class PipelineRank(SimulatedRank):
         senders = transfers.peers.senders_of(self.rank_id)
         return [(rank, transfers.sender(rank, room).landed()) for rank in senders]
 
-    def first_sampled(self, rid: str) -> int | None:
+    def first_sampled(self, request: NewRequest) -> int | None:
         """What the last stage of the prefill side sampled for the end of the prompt."""
-        return self.transfers.sampled.get(self._room(rid))
+        return None if request.room is None else self.transfers.sampled.get(request.room)
 
     # --- acting ----------------------------------------------------------------------------------------------------
 
