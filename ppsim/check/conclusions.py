@@ -1,9 +1,9 @@
-"""INV-79: what is concluded is what the ranks saw: the store's minimum, good of all, bad of any; and nothing else moves.
+"""INV-79: what is concluded is what the ranks saw (the store's minimum, good of all, bad of any); nothing else moves.
 
-    store   the answer for a request is the minimum of the statuses of all ranks; a status is never ahead of what its
-            rank shows itself; what the first rank hands down, admits and fails is that answer
-    votes   the conclusion itself is ``Together._agrees``; here: a request that is retracted is voted for by the ranks
-            that are bound to it, one stage alone concludes too, and a rank moves nobody whom no conclusion names
+store   the answer for a request is the minimum of the statuses of all ranks; a status is never ahead of what its
+        rank shows itself; what the first rank hands down, admits and fails is that answer
+votes   the conclusion itself is ``Together._agrees``; here: a request that is retracted is voted for by the ranks
+        that are bound to it, one stage alone concludes too, and a rank moves nobody whom no conclusion names
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ class Conclusions:
     def __init__(self, tell: Callable[[Record], None]) -> None:
         self.tell = tell
         self.answers: dict[int, Answer] = {}
-        self.moved: dict[int, tuple[int, int]] = {}  # rank -> (advanced, failed) before its conclusions of this iteration
+        self.moved: dict[
+            int, tuple[int, int]
+        ] = {}  # rank -> (advanced, failed) before its conclusions of this iteration
 
     def watch(self, r: Seat) -> None:
         """Hang it on a rank that votes or has a store."""
@@ -57,7 +59,8 @@ class Conclusions:
             statuses = r.stored[rid]
             minima[rid] = self._answer(r, rid, statuses)
             if value != minima[rid]:
-                text = f"the store says {value}, the minimum of the statuses {[None if s is None else int(s) for s in statuses]} is {minima[rid]}"
+                told = [None if status is None else int(status) for status in statuses]
+                text = f"the store says {int(value)}, the minimum of the statuses {told} is {minima[rid]}"
                 fail(r, rid, text)
         self.answers[r.rank_id] = Answer(look.iteration, minima)
 

@@ -126,7 +126,11 @@ class PageContents:
             pages.held[page], pages.writers[page], came = due, piece.rid, due
         if came != due:
             text = f"its launch reads page {page} for tokens from {place * rank.config.page_size} on, which "
-            what = f"holds other tokens, written for {pages.writers[page]}" if came is not None else "no launch has written"
+            what = (
+                f"holds other tokens, written for {pages.writers[page]}"
+                if came is not None
+                else "no launch has written"
+            )
             raise self._violation(r, piece, text + what)
         pages.reads(page, reader)
 

@@ -142,7 +142,9 @@ class Together:
         self.views: dict[tuple[str, int], dict[int, View]] = {}  # (vote, iteration) -> what each rank saw
         self.samples: dict[int, dict[str, int]] = {}
         self.written: dict[int, dict[int, int]] = {}  # rank -> iteration -> content
-        self.concluded: dict[int, tuple[set[str], set[str]]] = {}  # iteration of the votes -> good and bad of all of them
+        self.concluded: dict[
+            int, tuple[set[str], set[str]]
+        ] = {}  # iteration of the votes -> good and bad of all of them
 
     def take(self, record: Record) -> None:
         """Raises InvariantViolation if this record does not go with the earlier ones."""

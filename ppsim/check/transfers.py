@@ -64,7 +64,9 @@ class TransferRules:
         text = str(act.args[0]) if act.args else ""
         start, stop = parsed(text)
         if request is None:
-            fail("INV-74", r, act.key, f"KV of tokens {text} is to be sent, but there is no such request here")
+            raise violation(
+                "INV-74", r, act.key, f"KV of tokens {text} is to be sent, but there is no such request here"
+            )
         life = self._life(r, request)
         wrong = "" if 0 <= start <= stop else "which is no range"
         if not wrong and stop > request.prompt_len:
@@ -74,12 +76,12 @@ class TransferRules:
         if not wrong and life.is_over:
             wrong = "behind the write that was called the last one"
         if wrong:
-            fail("INV-74", r, act.key, f"KV of tokens {text} is to be sent, {wrong}")
+            raise violation("INV-74", r, act.key, f"KV of tokens {text} is to be sent, {wrong}")
         life.ranges.append((start, stop))
         life.is_over = act.what == "send_last"
         missing = not_covered_once(life.ranges, request.prompt_len if life.is_over else None)
         if missing:
-            fail("INV-74", r, act.key, f"with its write of tokens {text} {missing}")
+            raise violation("INV-74", r, act.key, f"with its write of tokens {text} {missing}")
 
     # --- decode side: INV-75 -----------------------------------------------------------------------------------
 
@@ -112,11 +114,13 @@ class TransferRules:
         for sender, ranges in r.landed(rid) or ():
             missing = not_covered_once(ranges, request.prompt_len)
             if missing:
-                fail("INV-75", r, rid, f"it is computed on, but of what prefill rank {sender} wrote {missing}")
+                raise violation(
+                    "INV-75", r, rid, f"it is computed on, but of what prefill rank {sender} wrote {missing}"
+                )
         now = tuple(request.pages[: pages_of(r, request)])
         if now != life.pages and not request.num_retractions:
             text = f"it is computed on pages {now[:8]}, but the senders were given {life.pages[:8]}"
-            fail("INV-75", r, rid, text)
+            raise violation("INV-75", r, rid, text)
 
     def _life(self, r: Seat, request: Request) -> Life:
         key = (r.rank_id, request.rid)
@@ -134,7 +138,9 @@ def not_covered_once(ranges: Sequence[Range], num_tokens: int | None) -> str:
     reached, last = 0, (0, 0)
     for start, stop in sorted(part for part in ranges if part[0] < part[1]):
         if start < reached:
-            return f"tokens {start}:{min(stop, reached)} are there twice, in {colon(last)} and in {colon((start, stop))}"
+            return (
+                f"tokens {start}:{min(stop, reached)} are there twice, in {colon(last)} and in {colon((start, stop))}"
+            )
         if start > reached and num_tokens is not None:
             return f"tokens {reached}:{start} are missing, of {num_tokens} of the prompt"
         reached, last = stop, (start, stop)
@@ -160,5 +166,5 @@ def pages_of(r: Seat, request: Request) -> int:
     return -(-request.prompt_len // r.rank.config.page_size)
 
 
-def fail(rule: str, r: Seat, rid: str, text: str) -> None:
-    raise InvariantViolation(rule, r.rank_id, r.rank.iteration, r.rank.slot, rid, text)
+def violation(rule: str, r: Seat, rid: str, text: str) -> InvariantViolation:
+    return InvariantViolation(rule, r.rank_id, r.rank.iteration, r.rank.slot, rid, text)
