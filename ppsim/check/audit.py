@@ -111,7 +111,6 @@ class Audit:
         self.tell(Decides(r.rank_id, decision.iteration, decision.slot, decision))
         if decision.iteration == 0:  # nothing has been computed before
             self._follow_swaps(r)
-            self.reads.begin(r)
         self.compare("parts", r, decision.iteration, state_parts(r.rank.scheduler, decision.iteration))
 
     def received(self, r: Seat, message: Message) -> None:
@@ -225,7 +224,7 @@ class Audit:
     def swapped(self, r: Seat, pages: list[int]) -> None:
         """Pages of a duplicate may be taken at once: later forwards come behind the chunk that writes to them."""
         self.page_claims.given_up(r.rank_id, pages)
-        self.reads.pages.exchanged(r.rank_id, pages)
+        self.reads.pages.exchanged(r.rank_id)
 
     # --- messages --------------------------------------------------------------------------------------------
 

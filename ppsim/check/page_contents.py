@@ -1,67 +1,60 @@
 """INV-78 for KV: the pages that a launch reads hold what earlier launches wrote for these very tokens.
 
-A page is known by a checksum of the tokens whose KV it holds, from the first of the prompt on: KV depends on all that
-comes before it. A launch writes pages, a page that goes back to the pool holds nothing any more, and a launch reads all
-pages before its own tokens. Device work keeps the order of launches, so a launch counts as written for the next.
+A page is known by who wrote it last, and for which place of its prompt: KV depends on all tokens that come before it,
+so what it holds are the writer's tokens up to the end of the page. It holds them until the next launch writes to it,
+also where it went back to the pool meanwhile. Device work keeps the order of launches.
 
-Each page is looked at once for each request and not in each of its launches, or a long prompt would cost its square:
-again only where one of its pages was freed, exchanged or written by somebody else meanwhile.
+    a launch reads    the pages before its own tokens: each written at this place by a request with these tokens
+    a launch writes   its own pages: none that another request has in its list for what was written there before
 
-What comes from elsewhere (the other server, host memory, a copy of a retracted decode request) is taken as it comes.
+A page is looked at once for each list of pages, not in each launch, or a long prompt would cost its square: afterwards
+nobody can write to it unseen. That the list itself is still the same is looked at in every launch where it is short,
+and in one of many where it is long, so that this costs about ``LOOKS`` pages a launch.
+
+What comes from elsewhere (the other server, host memory, the copy of a retracted decode request) is taken as it comes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from zlib import crc32
 
 from ppsim.check.observers import Seat
+from ppsim.check.page_claims import common_length
 from ppsim.core.batch import Piece
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.tokens import pack
+from ppsim.core.request import Request
+from ppsim.core.tokens import common_prefix
 
-MAX_READERS = 16  # of one page, before those that have ended are left out
+LOOKS = 512  # pages of an unchanged list that are compared again, for each launch
+MAX_SHARERS = 16  # of one writer, before those that have ended are left out
 
 
 @dataclass(slots=True, eq=False)
-class Reader:
-    """One life of a request on one rank. ``sums``: the checksum at the end of each whole page of its tokens."""
+class Writer:
+    """One list of pages of a request on one rank. ``seen``: its leading pages as they were looked at or written."""
 
-    rid: str
-    arrived: int
-    sums: list[int] = field(default_factory=list)
-    live: list[int] = field(default_factory=list)  # the request's own list of pages: another one is looked at anew
-    num_seen: int = 0  # leading pages that were looked at and not touched since
+    request: Request
+    live: list[int]
+    seen: list[int] = field(default_factory=list)
+    num_written: int = 0  # tokens
+    num_launches: int = 0  # since the list was compared
+    num_swaps: int = 0  # of the rank, when it was compared
+    sharers: list[Writer] = field(default_factory=list)  # who reads pages that it has written
 
 
 @dataclass(slots=True)
 class Pages:
-    """Of one rank: what each page holds (none: nothing that is known), and who reads it."""
+    """Of one rank: who has written each page, and for which place in its list."""
 
-    held: dict[int, int] = field(default_factory=dict)
-    writers: dict[int, str] = field(default_factory=dict)  # for reports
-    readers: dict[int, list[Reader]] = field(default_factory=dict)
-    lives: dict[str, Reader] = field(default_factory=dict)
+    held: dict[int, Writer] = field(default_factory=dict)
+    places: dict[int, int] = field(default_factory=dict)
+    present: dict[str, Writer] = field(default_factory=dict)  # by request
+    num_swaps: int = 0
 
-    def touched(self, page: int, by: Reader | None = None) -> None:
-        """Whoever has looked at a page must look again."""
-        for reader in self.readers.get(page, ()):
-            if reader is not by:
-                reader.num_seen = 0
-
-    def freed(self, page: int) -> None:
-        """It is back in the pool."""
-        self.held.pop(page, None)
-        self.touched(page)
-        self.readers.pop(page, None)
-
-    def reads(self, page: int, reader: Reader) -> None:
-        mine = self.readers.setdefault(page, [])
-        if len(mine) >= MAX_READERS:
-            mine[:] = [other for other in mine if self.lives.get(other.rid) is other]
-        if reader not in mine:
-            mine.append(reader)
+    def write(self, pages: list[int], first: int, writer: Writer) -> None:
+        self.held.update(dict.fromkeys(pages, writer))
+        self.places.update(zip(pages, range(first, first + len(pages))))
 
 
 class PageContents:
@@ -70,80 +63,98 @@ class PageContents:
     def __init__(self) -> None:
         self.of: dict[int, Pages] = {}
 
-    def follow(self, r: Seat) -> None:
-        """Hear of every page that becomes free, beside whoever is told already."""
-        pool, pages = r.rank.scheduler.kv.pool, self.of.setdefault(r.rank_id, Pages())
-        told = pool.on_free
-
-        def on_free(page: int) -> None:
-            if told is not None:
-                told(page)
-            pages.freed(page)
-
-        pool.on_free = on_free
-
-    def exchanged(self, rank: int, pages: list[int]) -> None:
-        """A stash has given these pages up for those of a duplicate."""
-        for page in pages:
-            self.of[rank].touched(page)
+    def exchanged(self, rank: int) -> None:
+        """A stash has exchanged pages of somebody's list for those of a duplicate."""
+        self.of.setdefault(rank, Pages()).num_swaps += 1
 
     def ended(self, r: Seat, rids: Iterable[str]) -> None:
         """Requests that have ended on a rank, if they are not there again."""
-        pages = self.of.get(r.rank_id)
-        for rid in rids if pages is not None else ():
+        pages = self.of.setdefault(r.rank_id, Pages())
+        for rid in rids:
             if rid not in r.rank.scheduler.requests:
-                pages.lives.pop(rid, None)  # type: ignore[union-attr]
+                pages.present.pop(rid, None)
 
     def launches(self, r: Seat, piece: Piece) -> None:
         """A launch reads the pages of [0, prefix_len) and writes those of its own tokens."""
-        pages, request = self.of.get(r.rank_id), r.rank.scheduler.requests.get(piece.rid)
-        if pages is None or request is None:
+        request = r.rank.scheduler.requests.get(piece.rid)
+        if request is None:
             return
-        reader = pages.lives.get(piece.rid)
-        if reader is None or reader.arrived != request.arrived:
-            reader = pages.lives[piece.rid] = Reader(piece.rid, request.arrived)
-        mine, size = piece.kv.pages, r.rank.config.page_size
-        if reader.live is not mine or len(mine) < reader.num_seen:
-            reader.live, reader.num_seen = mine, 0
+        pages, size = self.of.setdefault(r.rank_id, Pages()), r.rank.config.page_size
         start, stop = piece.prefix_len, piece.prefix_len + piece.new_tokens
-        if len(mine) * size < stop:
-            text = f"its launch writes tokens up to {stop}, but it has only {len(mine)} pages of {size}"
-            raise self._violation(r, piece, text)
-        for place in range(reader.num_seen, -(-start // size)):
-            self._read(r, pages, reader, piece, place, start)
-        for place in range(start // size, -(-stop // size)):
-            page = mine[place]
-            pages.held[page], pages.writers[page] = checksum(reader, piece, place, size, stop), piece.rid
-            pages.touched(page, by=reader)
-            pages.reads(page, reader)
-        reader.num_seen = stop // size
+        mine, first, last = piece.kv.pages, start // size, -(-stop // size)
+        if len(mine) < last:
+            raise self._violation(r, piece, f"its launch writes tokens up to {stop}, on {len(mine)} pages of {size}")
+        writer = pages.present.get(piece.rid)
+        if writer is None or writer.live is not mine:
+            writer = pages.present[piece.rid] = Writer(request, mine)
+            if r.rank.config.role == "decode" or r.rank.scheduler.kv.tiers is not None:
+                pages.write(mine[: -(-start // size)], 0, writer)
+                writer.seen, writer.num_written = mine[: -(-start // size)], start
+        self._compare(pages, writer)
+        self._read(r, pages, writer, piece, start)
+        self._write(r, pages, writer, piece, mine[first:last])
+        writer.seen[first:] = mine[first:last]
+        writer.num_written = stop
 
-    def _read(self, r: Seat, pages: Pages, reader: Reader, piece: Piece, place: int, start: int) -> None:
-        """One page of [0, start): all of it, or what the launch before this one has filled of it."""
-        page, rank = piece.kv.pages[place], r.rank
-        due, came = checksum(reader, piece, place, rank.config.page_size, start), pages.held.get(page)
-        if came is None and (rank.config.role == "decode" or rank.scheduler.kv.tiers is not None):
-            pages.held[page], pages.writers[page], came = due, piece.rid, due
-        if came != due:
-            text = f"its launch reads page {page} for tokens from {place * rank.config.page_size} on, which "
-            what = (
-                f"holds other tokens, written for {pages.writers[page]}"
-                if came is not None
-                else "no launch has written"
-            )
-            raise self._violation(r, piece, text + what)
-        pages.reads(page, reader)
+    def _compare(self, pages: Pages, writer: Writer) -> None:
+        """Forget what was seen of a list from the first page on that is another one now."""
+        writer.num_launches += 1
+        if writer.num_launches * LOOKS < len(writer.seen) and writer.num_swaps == pages.num_swaps:
+            return
+        writer.num_launches, writer.num_swaps = 0, pages.num_swaps
+        if writer.live[: len(writer.seen)] != writer.seen:
+            del writer.seen[common_length(writer.live, writer.seen) :]
+
+    def _read(self, r: Seat, pages: Pages, writer: Writer, piece: Piece, start: int) -> None:
+        """What was not looked at yet of the pages before position ``start``."""
+        size, low = r.rank.config.page_size, len(writer.seen)
+        new = writer.live[low : -(-start // size)]
+        if not new:
+            return
+        writers = list(map(pages.held.get, new))
+        at = list(map(pages.places.get, new))
+        due = list(range(low, low + len(new)))
+        if at != due:
+            place = next(place for place, found, wanted in zip(due, at, due) if found != wanted)
+            raise self._violation(r, piece, self._wrong(pages, writer.live[place], place * size))
+        for other, place in dict(zip(writers, due)).items():  # the last page of each writer
+            assert other is not None  # it has a place
+            stop = min((place + 1) * size, start)
+            same = stop
+            if other is not writer:
+                same = common_prefix(other.request.tokens(stop), writer.request.tokens(stop))
+                self._shares(other, writer)
+            if min(same, other.num_written) < stop:
+                wrong = min(same, other.num_written) // size
+                raise self._violation(r, piece, self._wrong(pages, writer.live[wrong], wrong * size))
+        writer.seen += new
+
+    def _shares(self, owner: Writer, reader: Writer) -> None:
+        if len(owner.sharers) >= MAX_SHARERS:
+            owner.sharers = [other for other in owner.sharers if other.request.pages is other.live]
+        if reader not in owner.sharers:
+            owner.sharers.append(reader)
+
+    def _write(self, r: Seat, pages: Pages, writer: Writer, piece: Piece, written: list[int]) -> None:
+        """Nobody may still stand on what these pages held before."""
+        for owner in dict.fromkeys(map(pages.held.get, written)):
+            if owner is None or (owner is writer and not writer.sharers):
+                continue
+            others = [o for o in (owner, *owner.sharers) if o.request is not writer.request and o.request.pages]
+            for page in written if others else ():
+                place = pages.places.get(page, -1)
+                for other in others if pages.held.get(page) is owner else ():
+                    if other.request.pages[place : place + 1] == [page]:
+                        text = f"its launch writes to page {page}, which holds KV of {other.request.rid}, still there"
+                        raise self._violation(r, piece, text)
+        pages.write(written, piece.prefix_len // r.rank.config.page_size, writer)
+
+    def _wrong(self, pages: Pages, page: int, position: int) -> str:
+        found = pages.held.get(page)
+        text = f"its launch reads page {page} for its tokens from {position} on, which "
+        if found is None:
+            return text + "no launch has written"
+        return text + f"holds KV of {found.request.rid}, page {pages.places[page]} of its list"
 
     def _violation(self, r: Seat, piece: Piece, text: str) -> InvariantViolation:
         return InvariantViolation("INV-78", r.rank_id, r.rank.iteration, r.rank.slot, piece.rid, text)
-
-
-def checksum(reader: Reader, piece: Piece, place: int, size: int, stop: int) -> int:
-    """Of the tokens [0, stop) up to the end of page ``place`` (of ``size`` tokens) of a request."""
-    sums = reader.sums
-    while len(sums) < min(place + 1, stop // size):
-        begin = len(sums) * size
-        sums.append(crc32(pack(piece.kv.input_ids(begin, begin + size)), sums[-1] if sums else 0))
-    if (place + 1) * size <= stop:
-        return sums[place]
-    return crc32(pack(piece.kv.input_ids(place * size, stop)), sums[place - 1] if place else 0)

@@ -51,17 +51,13 @@ class LaunchReads:
         self.pages = PageContents()
 
     def watch(self, r: Seat) -> None:
-        """Hang it on a rank. ``pages`` hears of freed pages once the rank has a pool (``begin``)."""
+        """Hang it on a rank. ``pages`` also hears of exchanged ones (``Audit.swapped``)."""
         before, after = r.observers.before, r.observers.after
         before(lambda effect: self.launches(r, effect), fx.Launch)
         after(lambda effect, reply: self.wrote(r, effect, reply), fx.Launch)
         before(lambda effect: self.awaits(r, effect), fx.AwaitTokens)
         before(lambda effect: self.decided(r, effect.decision), fx.Decided)
         after(lambda effect, _: self.harvested(r, effect.harvest), fx.Harvested)
-
-    def begin(self, r: Seat) -> None:
-        """The rank has its pool, and nothing was freed yet."""
-        self.pages.follow(r)
 
     # --- tensors -----------------------------------------------------------------------------------------------
 
