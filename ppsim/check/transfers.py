@@ -29,6 +29,7 @@ class Life:
 
     arrived: int
     ranges: list[Range] = field(default_factory=list)
+    num_launched: int = 0  # tokens of its prompt, as far as its latest launch goes
     is_over: bool = False  # the last write is asked for
     pages: tuple[int, ...] = ()
     is_complete: bool = False  # what it computes on has been looked at
@@ -44,6 +45,7 @@ class TransferRules:
         """Hang it on a rank of either role."""
         if r.rank.config.role == "prefill":
             r.observers.before(lambda effect: self.acts(r, effect), fx.Act)
+            r.observers.before(lambda effect: self.computes(r, effect), fx.Launch)
         elif r.rank.config.role == "decode":
             r.observers.before(lambda effect: self.gives_pages(r, effect), fx.Act)
             r.observers.before(lambda effect: self.commits(r, effect), fx.Observe)
@@ -71,8 +73,8 @@ class TransferRules:
         wrong = "" if 0 <= start <= stop else "which is no range"
         if not wrong and stop > request.prompt_len:
             wrong = f"but its prompt ends at {request.prompt_len}"
-        if not wrong and stop > request.kv_len:
-            wrong = f"but only {request.kv_len} tokens of it are launched"
+        if not wrong and stop > life.num_launched:
+            wrong = f"but only {life.num_launched} tokens of it are launched"
         if not wrong and life.is_over:
             wrong = "behind the write that was called the last one"
         if wrong:
@@ -82,6 +84,13 @@ class TransferRules:
         missing = not_covered_once(life.ranges, request.prompt_len if life.is_over else None)
         if missing:
             raise violation("INV-74", r, act.key, f"with its write of tokens {text} {missing}")
+
+    def computes(self, r: Seat, launch: fx.Launch) -> None:
+        """What is launched may be sent."""
+        for piece in launch.batch.pieces:
+            request = r.rank.scheduler.requests.get(piece.rid)
+            if request is not None:
+                self._life(r, request).num_launched = piece.prefix_len + piece.new_tokens
 
     # --- decode side: INV-75 -----------------------------------------------------------------------------------
 

@@ -55,6 +55,11 @@ BUGS: dict[str, dict[str, Any]] = {
     "other_tokens": LONG,
     "last_reply_twice": LONG,
     "hash_order": work(row("R1", 0), row("R2", 0)),
+    "tokens_told_twice": LONG,
+    "second_tokens_untold": LONG,
+    "limit_off_by_one": LONG,
+    "tensor_of_the_batch_before": {"scheduler": {"pp_max_micro_batch_size": 1}, **TWO_LONG},
+    "pages_of_each_other": {"scheduler": {"disable_radix_cache": True, "page_size": 4}, **TWO_LONG},
 }
 
 
