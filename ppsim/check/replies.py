@@ -139,9 +139,8 @@ class Replies:
         if self.role == "prefill":
             return  # its client hears of the token when the KV is with the other side
         for rid in self.owing:
-            n, token = self.told[rid][-1].delivered[0]
-            text = f"token {n} ({token}) was delivered in the last iteration and never told"
-            self.fail("INV-76", rid, text, late=True)
+            n, _ = self.told[rid][-1].delivered[0]
+            self.fail("INV-76", rid, f"token {n} was delivered in the last iteration and never told", late=True)
 
     def _is_flush(self, reply: fx.Reply) -> bool:
         """The answer to a flush of this iteration; its id may be that of a request."""
