@@ -40,10 +40,11 @@ def invariants_page() -> str:
         "A run checks them with `run.invariants = true`, in a simulation and on real processes (there all but INV-07",
         "and INV-08, which compare where two ranks are at one moment); `ppsim fuzz` and `ppsim explore` always do.",
         "Who checks one is given as file and function, of `ppsim/check` or `ppsim/core`.",
+        "The fact is what a rule is held against: not a flag, and, where it can be, not another rank alone.",
         "This page is made by `python docs/generate.py`.",
         "",
-        "| number | rule | checked by | planted bugs that break it |",
-        "| --- | --- | --- | --- |",
+        "| number | rule | the fact it is held against | checked by | planted bugs that break it |",
+        "| --- | --- | --- | --- | --- |",
     ]
     lines += [row(rule, by_invariant) for rule in INVARIANTS]
     lines += [
@@ -52,8 +53,8 @@ def invariants_page() -> str:
         "",
         "What none of the 64 says; numbered on from 65. Checked beside them, and where a scenario sets a limit.",
         "",
-        "| name | rule | checked by | planted bugs that break it |",
-        "| --- | --- | --- | --- |",
+        "| name | rule | the fact it is held against | checked by | planted bugs that break it |",
+        "| --- | --- | --- | --- | --- |",
     ]
     lines += [row(rule, by_invariant) for rule in RULES]
     return "\n".join(lines) + "\n"
@@ -61,7 +62,7 @@ def invariants_page() -> str:
 
 def row(rule: Invariant, by_invariant: dict[str, list[str]]) -> str:
     bugs = ", ".join(by_invariant.get(rule.name, [])) or rule.unbreakable
-    return f"| {rule.name} | {rule.statement} | {rule.checked_by} | {bugs} |"
+    return f"| {rule.name} | {rule.statement} | {rule.fact} | {rule.checked_by} | {bugs} |"
 
 
 BUGS_HEAD = """# Public bugs as scenarios

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 from ppsim.check.audit import Audit, follow
 from ppsim.check.leftovers import rank_leftover, unanswered
@@ -20,6 +21,7 @@ from ppsim.check.together import Decides, Harvests, Record
 from ppsim.check.verdicts import failed
 from ppsim.check.watch import Watch
 from ppsim.core.observations import CopyKey
+from ppsim.core.messages import NewRequest
 from ppsim.core.outcome import Verdict
 from ppsim.core.rank import Rank
 from ppsim.recording import Recording
@@ -101,6 +103,22 @@ class Place:
     def other_side(self, rid: str) -> str:
         """The peer of a single role is modelled."""
         return ""
+
+    def status_of(self, rank_id: int, rid: str) -> int | None:
+        return None
+
+    def landed(self, rid: str) -> Sequence[tuple[int, Sequence[tuple[int, int]]]] | None:
+        return None
+
+    def first_sampled(self, request: NewRequest) -> int | None:
+        return None
+
+    def content(self, payload: object) -> int:
+        """Of the bytes of a tensor; waits for the device, like ``sampled``."""
+        import torch  # the launcher imports this file, and does without
+
+        assert isinstance(payload, torch.Tensor)
+        return crc32(payload.detach().to("cpu").contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
     def sampled(self, reply: object) -> tuple[int, ...]:
         """Waits for the device: who checks every invariant gives up running ahead of it."""

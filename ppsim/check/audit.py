@@ -8,12 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ppsim.check.conclusions import Conclusions
 from ppsim.check.observers import Seat
 from ppsim.check.one_place import OnePlace
 from ppsim.check.page_claims import PageClaims
+from ppsim.check.reads import LaunchReads
+from ppsim.check.replies import Replies
 from ppsim.check.rules import Rules
 from ppsim.check.tier_rules import TierRules
 from ppsim.check.together import Decides, Delivers, Harvests, Parts, Record, Samples, Shown
+from ppsim.check.transfers import TransferRules
 from ppsim.core import effects as fx
 from ppsim.core.batch import ForwardBatch
 from ppsim.core.consensus import KVPoll
@@ -42,6 +46,7 @@ class Audit:
         self.launched: dict[tuple[int, int], tuple[int, tuple[str, ...]]] = {}
         self.page_claims = PageClaims(self)
         self.one_place, self.tier_rules = OnePlace(), TierRules()
+        self.reads, self.transfers, self.conclusions = LaunchReads(tell), TransferRules(), Conclusions(tell)
         self.free_after: dict[int, tuple[int, int]] = {}
         self.aborted: dict[int, dict[str, int]] = {}  # rank -> rid -> iteration in which its abort was read
         self.stored: dict[tuple[int, str], int] = {}
@@ -65,6 +70,11 @@ class Audit:
         after(lambda effect, _: self.harvested(r, effect.harvest), fx.Harvested)
         after(lambda effect, _: self.one_place.look(r), fx.Decided, fx.Harvested)
         self.rules.turns.begin(r)
+        self.reads.watch(r)
+        self.transfers.watch(r)
+        self.conclusions.watch(r)
+        if r.rank_id == 0:
+            Replies(r).watch()
 
     # --- decisions -------------------------------------------------------------------------------------------
 
@@ -162,7 +172,9 @@ class Audit:
         self._own_samples(r, harvest)
         if scheduler.config.role != "plain":
             self.released(r, harvest.finished)
+        self.conclusions.harvested(r)
         self.rules.harvested(r, harvest)
+        self.transfers.ended(r.rank_id, harvest.finished)
         self.free_after[r.rank_id] = (scheduler.kv.pool.free_tokens, harvest.iteration)
 
     def _harvest_launched(self, r: Seat, harvest: fx.Harvest) -> None:
@@ -187,7 +199,8 @@ class Audit:
         skip = 1 if r.rank.config.role == "decode" else 0
         rows = zip(harvest.delivered, harvest.token_ids, strict=True)
         tokens = tuple((rid, token) for (rid, n), token in rows if n > skip)
-        self.tell(Delivers(r.rank_id, r.rank.iteration, r.rank.slot, harvest.harvested, tokens))
+        aborted = tuple(self.aborted.get(r.rank_id, ()))
+        self.tell(Delivers(r.rank_id, r.rank.iteration, r.rank.slot, harvest.harvested, tokens, aborted))
 
     # --- launches --------------------------------------------------------------------------------------------
 
@@ -219,6 +232,7 @@ class Audit:
     def swapped(self, r: Seat, pages: list[int]) -> None:
         """Pages of a duplicate may be taken at once: later forwards come behind the chunk that writes to them."""
         self.page_claims.given_up(r.rank_id, pages)
+        self.reads.pages.exchanged(r.rank_id)
 
     # --- messages --------------------------------------------------------------------------------------------
 
@@ -271,6 +285,7 @@ class Audit:
         if isinstance(effect.observation, Statuses):
             for rid, value in zip(effect.keys, values, strict=True):
                 self.store_read(r, rid, r.stored[rid], value)
+            self.conclusions.looked(r, effect, values)
         self.rules.seen(r, effect, values)
 
     def store_read(self, r: Seat, rid: str, statuses: Sequence[int | None], value: int) -> None:

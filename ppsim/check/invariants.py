@@ -14,13 +14,19 @@ from typing import Any, TypeAlias
 
 from ppsim.check import lockstep, physical, progress, together
 from ppsim.check.audit import Audit
+from ppsim.check.conclusions import Conclusions
+from ppsim.check.facts import FACTS
 from ppsim.check.leftovers import rank_leftover, unanswered
 from ppsim.check.one_place import OnePlace, misplaced
 from ppsim.check.page_claims import PageClaims
+from ppsim.check.page_contents import PageContents
 from ppsim.check.patience import Agreements, Movement, Retractions
+from ppsim.check.reads import LaunchReads
+from ppsim.check.replies import Replies
 from ppsim.check.rules import Rules
 from ppsim.check.tier_rules import TierRules
 from ppsim.check.together import Together
+from ppsim.check.transfers import TransferRules, not_covered_once
 from ppsim.check.turn_rules import TurnRules
 from ppsim.check.waits import Waits
 from ppsim.check.watch import Watch
@@ -43,7 +49,7 @@ class Invariant:
     statement: str
     owner: Owner
     unbreakable: str = ""  # why no run can break it, if none can
-    fact: str = ""  # what it is held against
+    fact: str = ""  # what the rule is held against
 
     @property
     def name(self) -> str:
@@ -56,7 +62,7 @@ class Invariant:
 
 
 def _table() -> tuple[Invariant, ...]:
-    rows: list[tuple[int, str, Owner] | tuple[int, str, Owner, str]] = [
+    rows: list[tuple[int, str, Owner]] = [
         (1, "the ordered request list of an iteration is the same on every rank", (Audit.before_decision,)),
         (
             2,
@@ -153,28 +159,105 @@ def _table() -> tuple[Invariant, ...]:
         (58, "no rank but the first looks at a clock", (Audit.observed,)),
         (59, "the composition of a launched batch does not change before its harvest", (Audit._harvest_launched,)),
         (60, "an aborted request launches no further chunk", (Audit.launches,)),
-        (61, "every request gets exactly one terminal reply", (Watch.replied, unanswered)),
+        (61, "every request gets exactly one terminal reply", (Watch.replied, unanswered, Replies.iteration_over)),
         (62, "no unordered container influences an order", (together.refined,)),
         (63, "a feature is switched off on all ranks or on none", (limits,)),
         (64, "a page is not reused while a launched batch of its former owner is in flight", (PageClaims.claim,)),
     ]
-    return tuple(Invariant(*row) for row in rows)
+    return tuple(Invariant(*row, fact=FACTS[row[0]]) for row in rows)
 
 
 RULES: tuple[Invariant, ...] = (
-    Invariant(65, "KV is sent only when the forward pass that computed it has ended", (physical.sent_before_computed,)),
-    Invariant(66, "KV is held for known tokens only; a retracted request holds none", (Rules._pages,)),
-    Invariant(67, "a request that is marked for abort delivers nothing more", (Rules.harvested,)),
-    Invariant(68, "nobody is marked for abort whom no abort names", (Rules._newly_marked,)),
+    Invariant(
+        65,
+        "KV is sent only when the forward pass that computed it has ended",
+        (physical.sent_before_computed,),
+        fact="the end of that forward pass",
+    ),
+    Invariant(
+        66,
+        "KV is held for known tokens only; a retracted request holds none",
+        (Rules._pages,),
+        fact="the tokens that are known, and the pages that are held",
+    ),
+    Invariant(
+        67,
+        "a request that is marked for abort delivers nothing more",
+        (Rules.harvested,),
+        fact="the aborts that the rank has read",
+    ),
+    Invariant(
+        68,
+        "nobody is marked for abort whom no abort names",
+        (Rules._newly_marked,),
+        fact="the aborts of this iteration's list",
+    ),
     Invariant(
         69,
         "who can run runs: admissions fit, slots are closed for a reason",
         (Rules._admissions, Rules._closed_slot),
+        fact="free places, rows and pages",
     ),
-    Invariant(70, "every wait on a remote event ends", (physical.waits_for_ever,)),
-    Invariant(71, "every relay forwards every field of an output", (Exchange.receive_output,)),
-    Invariant(72, "no rank stands still for an agreement", (Agreements.ends,)),
-    Invariant(73, "the cache is emptied only while nothing is in flight", (Rules._flushes,)),
+    Invariant(
+        70,
+        "every wait on a remote event ends",
+        (physical.waits_for_ever,),
+        fact="whether anything is still to happen",
+    ),
+    Invariant(
+        71,
+        "every relay forwards every field of an output",
+        (Exchange.receive_output,),
+        fact="the fields that the batch asks for",
+    ),
+    Invariant(
+        72,
+        "no rank stands still for an agreement",
+        (Agreements.ends,),
+        fact="the rank's clock before and after",
+    ),
+    Invariant(
+        73,
+        "the cache is emptied only while nothing is in flight",
+        (Rules._flushes,),
+        fact="the launches that are not harvested",
+    ),
+    Invariant(
+        74,
+        "what is sent of a request's KV covers its prompt once, without gap or overlap",
+        (TransferRules.acts, not_covered_once),
+        fact="the token ranges that were asked for, and those that have landed",
+    ),
+    Invariant(
+        75,
+        "a decode server computes on KV that the other side has written, on the pages that it gave",
+        (TransferRules._has_come,),
+        fact="the token ranges that have landed, and the pages that the senders were given",
+    ),
+    Invariant(
+        76,
+        "a client is told the tokens 1..n of its request, in order, once each, as they were sampled",
+        (Replies.replied, Replies.iteration_over, Together._own_samples),
+        fact="the tokens that were sampled, on whichever side, and the replies sent",
+    ),
+    Invariant(
+        77,
+        "a request ends with the token that its limit or a stop token says, and not before",
+        (Replies._ends_where_it_should,),
+        fact="the tokens that were told, and what the client asked for",
+    ),
+    Invariant(
+        78,
+        "a launch reads hidden states, tokens and pages of its own iteration and batch, as they were written",
+        (Together._as_written, LaunchReads._feeds, PageContents._read),
+        fact="the content of what was written and of what is read",
+    ),
+    Invariant(
+        79,
+        "what is concluded is what the ranks saw, and nobody moves without a conclusion",
+        (Conclusions.looked, Conclusions.sends, Conclusions.acts, Conclusions.decides, Together._named),
+        fact="the statuses of all ranks, and the conclusion that was published",
+    ),
     Invariant(
         80,
         "a live request is in exactly one queue, slot, chunk place or batch",
@@ -215,6 +298,7 @@ RULES: tuple[Invariant, ...] = (
 """Rules of public bug reports that no number of section 12 says (docs/bugs.md).
 
 They go on from 65, and stand for the rules I9, I10, I12, I13, I14, I15, I17, I18 and I20 of bugs.md, in this order.
+From 74 on they are the partners of rules that trust a flag, or compare ranks only with each other.
 """
 
 INVARIANTS: tuple[Invariant, ...] = _table()

@@ -12,6 +12,7 @@ from types import GeneratorType
 from typing import Any, Protocol, TypeAlias, get_args
 
 from ppsim.core.effects import Effect
+from ppsim.core.messages import NewRequest
 from ppsim.core.observations import CopyKey
 from ppsim.core.rank import Rank
 
@@ -86,6 +87,22 @@ class Seat(Protocol):
 
     def other_side(self, rid: str) -> str:
         """How far the other pipeline is with a request: "absent", or KVPoll in small letters; empty: nobody knows."""
+        ...
+
+    def status_of(self, rank_id: int, rid: str) -> int | None:
+        """KVPoll of any rank's own sender of a request at this moment; None where nobody here can know."""
+        ...
+
+    def landed(self, rid: str) -> Sequence[tuple[int, Sequence[tuple[int, int]]]] | None:
+        """Decode rank: for each prefill rank that writes to it the token ranges that are here; None: unknown here."""
+        ...
+
+    def first_sampled(self, request: NewRequest) -> int | None:
+        """Decode rank: the first token, as the prefill side's last stage has sampled it; None: unknown here."""
+        ...
+
+    def content(self, payload: object) -> int:
+        """What is in the reply to a launch, or in the payload of a message: equal numbers for equal contents."""
         ...
 
     def sampled(self, reply: object) -> tuple[int, ...]:

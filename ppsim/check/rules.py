@@ -59,7 +59,7 @@ class Rules:
 
     def published(self, r: Seat, verdict: Verdict) -> None:
         """The last rank publishes a conclusion: all ranks have spoken."""
-        if r.rank.config.is_last and verdict.name != "retract":  # what is retracted is replicated, nobody looks
+        if r.rank.config.is_last:
             about = (verdict.name, verdict.iteration, verdict.good, verdict.bad)
             self.tell(Concludes(r.rank_id, r.rank.iteration, r.rank.slot, *about))
 

@@ -93,9 +93,43 @@ class Delivers(NamedTuple):
     slot: int
     launched: int
     tokens: tuple[tuple[str, int], ...]
+    aborted: tuple[str, ...] = ()  # of its rows: an abort names them, so their tokens are dropped
 
 
-Record: TypeAlias = Shown | Decides | Harvests | Voices | Concludes | Samples | Delivers
+class Moves(NamedTuple):
+    """Whom a rank has moved on, and whom it has failed, by the conclusions of the votes of iteration ``about``."""
+
+    rank: int
+    iteration: int
+    slot: int
+    about: int
+    advanced: tuple[str, ...]
+    failed: tuple[str, ...]
+
+
+class Writes(NamedTuple):
+    """A launch has written its result: hidden states, on the last stage tokens. ``content``: ``Seat.content``."""
+
+    rank: int
+    iteration: int
+    slot: int
+    content: int
+
+
+class Reads(NamedTuple):
+    """A rank reads what rank ``writer`` has written in the launch of iteration ``launched``."""
+
+    rank: int
+    iteration: int
+    slot: int
+    what: str
+    writer: int
+    launched: int
+    content: int
+    rid: str  # the first request of that batch
+
+
+Record: TypeAlias = Shown | Decides | Harvests | Voices | Concludes | Moves | Samples | Delivers | Writes | Reads
 
 
 class Together:
@@ -107,6 +141,10 @@ class Together:
         self.firsts: dict[tuple[str, int], tuple[Parts, int]] = {}
         self.views: dict[tuple[str, int], dict[int, View]] = {}  # (vote, iteration) -> what each rank saw
         self.samples: dict[int, dict[str, int]] = {}
+        self.written: dict[int, dict[int, int]] = {}  # rank -> iteration -> content
+        self.concluded: dict[
+            int, tuple[set[str], set[str]]
+        ] = {}  # iteration of the votes -> good and bad of all of them
 
     def take(self, record: Record) -> None:
         """Raises InvariantViolation if this record does not go with the earlier ones."""
@@ -130,6 +168,14 @@ class Together:
                 self.samples.pop(record.iteration - NUM_SAMPLED_KEPT, None)
             case Delivers():
                 self._own_samples(record)
+            case Moves():
+                self._named(record)
+            case Writes():
+                mine = self.written.setdefault(record.rank, {})
+                mine[record.iteration] = record.content
+                mine.pop(record.iteration - NUM_SAMPLED_KEPT, None)
+            case Reads():
+                self._as_written(record)
 
     def _compare(self, shown: Shown) -> None:
         """Hold a rank's parts against those of the first rank that came to this iteration."""
@@ -152,6 +198,10 @@ class Together:
         views = self.views.pop((concluded.vote, concluded.about), {})
         ranks, is_terminal = range(self.num_ranks), concluded.vote in TERMINAL_VOTES
         bad = {rid for view in views.values() for rid in view[1]}
+        named = self.concluded.setdefault(concluded.about, (set(), set()))
+        named[0].update(concluded.good)
+        named[1].update(concluded.bad)
+        self.concluded.pop(concluded.about - NUM_SAMPLED_KEPT, None)
         good = [rid for rid in views.get(0, NOTHING)[0] if all(rid in views.get(k, NOTHING)[0] for k in ranks)]
         if not is_terminal:
             good = [rid for rid in good if rid not in bad]
@@ -176,6 +226,39 @@ class Together:
                 row = "another row" if token in tokens.values() else "nowhere"
                 text = f"token {token} of {rid} comes from {row}, the last rank sampled {tokens}"
                 fail("INV-34" if token in tokens.values() else "INV-41", delivered, rid, text)
+        for rid, token in tokens.items() if len(delivered.tokens) < len(tokens) else ():
+            if rid not in delivered.aborted and all(rid != other for other, _ in delivered.tokens):
+                text = f"token {token}, sampled in iteration {delivered.launched}, is not delivered"
+                fail("INV-76", delivered, rid, text)
+
+    def _named(self, moves: Moves) -> None:
+        """Invariant 79: a rank moves nobody whom no conclusion of these votes names."""
+        good, bad = self.concluded.get(moves.about, (set(), set()))
+        for rids, named, how in ((moves.advanced, good, "advances"), (moves.failed, bad, "fails")):
+            for rid in rids:
+                if rid not in named:
+                    text = f"it {how}, but no conclusion of the votes of iteration {moves.about} says so"
+                    fail("INV-79", moves, rid, text)
+
+    def _as_written(self, reads: Reads) -> None:
+        """Invariant 78: what is read is what its writer wrote for it, and has not changed since."""
+        written = self.written.get(reads.writer, {})
+        due = written.get(reads.launched)
+        if due is None or due == reads.content:
+            return
+        text = f"the {reads.what} of iteration {reads.launched} that it reads "
+        others = [
+            (abs(iteration - reads.launched), rank != reads.writer, rank, iteration)
+            for rank, of_rank in self.written.items()
+            for iteration, content in of_rank.items()
+            if content == reads.content
+        ]
+        if others:
+            _, _, rank, iteration = min(others)
+            text += f"are those that rank {rank} wrote in iteration {iteration}"
+        else:
+            text += f"are not what rank {reads.writer} wrote, nor what any launch wrote: they were changed since"
+        fail("INV-78", reads, reads.rid, text)
 
 
 def fail(invariant: str, record: Record, rid: str, text: str) -> None:

@@ -7,8 +7,9 @@ acted, and the same effect is tried again. Everything is arithmetic on integers 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, assert_never
+from zlib import crc32
 
 from simpy import Environment, Event
 
@@ -173,6 +174,23 @@ class SimulatedRank:
         """The peer of a single role is modelled: what it shows is all there is."""
         return ""
 
+    def status_of(self, rank_id: int, rid: str) -> int | None:
+        """Of a single role: the facts of that rank in its present iteration."""
+        return self.setting.facts.sender(rank_id, self.setting.ranks[rank_id].rank.iteration, rid)
+
+    def landed(self, rid: str) -> Sequence[tuple[int, Sequence[tuple[int, int]]]] | None:
+        """A modelled peer writes nothing: that its transfer is over is all there is to know (``transfer_of``)."""
+        return None
+
+    def first_sampled(self, request: NewRequest) -> int | None:
+        """A modelled peer samples what the sampler says."""
+        return self.setting.sampler.token(request.rid, 1)
+
+    def content(self, payload: object) -> int:
+        """Tensors have no content here: they are known by the launch that made them, and by their tokens."""
+        assert isinstance(payload, Payload)
+        return crc32(f"{payload.rank}/{payload.iteration}/{payload.tokens}".encode())
+
     def sampled(self, reply: object) -> tuple[int, ...]:
         """The tokens of a launch on the last stage."""
         assert isinstance(reply, Payload)
@@ -233,7 +251,7 @@ class SimulatedRank:
         assert source is not None
         assert isinstance(message, Hidden | Output)
         assert parcel.received_ns is not None
-        payload = Payload(parcel.received_ns, source.iteration, source.tokens)
+        payload = Payload(parcel.received_ns, source.iteration, source.tokens, rank=source.rank)
         if isinstance(message, Hidden):
             rows = message.num_tokens
             return Hidden(message.sender, message.iteration, message.slot, rows, payload, message.num_layers)
@@ -326,7 +344,7 @@ class SimulatedRank:
         tokens: tuple[int, ...] = ()
         if self.rank.config.is_last:
             tokens = self._sample(effect)
-        return Payload(end, batch.iteration, tokens, is_static=graph)
+        return Payload(end, batch.iteration, tokens, is_static=graph, rank=self.rank_id)
 
     def _sample(self, effect: fx.Launch) -> tuple[int, ...]:
         batch = effect.batch

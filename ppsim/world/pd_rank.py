@@ -8,7 +8,7 @@ change on a later rank could have been seen one visit earlier: that rank looks a
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, assert_never
 
 from simpy import Environment, Event
@@ -19,6 +19,7 @@ from ppsim.core import effects as fx
 from ppsim.core import observations as obs
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import CoreError, InvariantViolation
+from ppsim.core.messages import NewRequest
 from ppsim.core.rank import Rank
 from ppsim.core.timeouts import last_moment_ms
 from ppsim.workload.clients import Sent
@@ -29,6 +30,7 @@ from ppsim.world.pd_rooms import End, Write
 from ppsim.world.pd_sides import PREFILL
 from ppsim.world.pd_transfer import Transfers
 from ppsim.world.setting import Setting
+from ppsim.world.streams import Payload
 
 LOOKS_ACROSS = (obs.Senders, obs.Receivers, obs.FirstTokens, obs.Statuses)
 
@@ -187,6 +189,20 @@ class PipelineRank(SimulatedRank):
             raise InvariantViolation("INV-41", self.rank_id, self.rank.iteration, self.rank.slot, rid, text)
         return tokens[0]
 
+    def status_of(self, rank_id: int, rid: str) -> int | None:
+        """What that rank's own sender shows now."""
+        return self.transfers.sender(rank_id, self._room(rid)).status
+
+    def landed(self, rid: str) -> Sequence[tuple[int, Sequence[tuple[int, int]]]] | None:
+        """What has come from each of this rank's senders."""
+        room, transfers = self._room(rid), self.transfers
+        senders = transfers.peers.senders_of(self.rank_id)
+        return [(rank, transfers.sender(rank, room).landed()) for rank in senders]
+
+    def first_sampled(self, request: NewRequest) -> int | None:
+        """What the last stage of the prefill side sampled for the end of the prompt."""
+        return None if request.room is None else self.transfers.sampled.get(request.room)
+
     # --- acting ----------------------------------------------------------------------------------------------------
 
     def _act(self, effect: fx.Act) -> None:
@@ -246,9 +262,10 @@ class PipelineRank(SimulatedRank):
             start,
             stop,
             pages=tuple(request.pages[start // page : -(-stop // page)]),
-            computed_ns=max(end for first, end in self.computed[rid] if first < stop),
+            computed_ns=max((end for first, end in self.computed.get(rid, ()) if first < stop), default=0),
             duration_ns=self.transfers.wire_ns(self.rank_id, stop - start),
             token=request.output_ids[-1] if is_last else None,
+            num_prompt=request.prompt_len,
         )
         self.guard.reads(write)
         return write
@@ -258,6 +275,10 @@ class PipelineRank(SimulatedRank):
         if self.side == PREFILL:
             for piece in effect.batch.pieces:
                 self.computed.setdefault(piece.rid, []).append((piece.prefix_len, self.streams.forward_free))
+            if self.rank.config.is_last and isinstance(payload, Payload):
+                for piece, token in zip(effect.batch.pieces, payload.tokens, strict=True):
+                    if piece.is_last_chunk:
+                        self.transfers.sampled[self._room(piece.rid)] = token
         return payload
 
 

@@ -44,6 +44,7 @@ class Write:
     computed_ns: int  # the forward pass that wrote the last of it has ended
     duration_ns: int
     token: int | None = None  # first output token: with the last write go the metadata
+    num_prompt: int = 0  # tokens of the prompt of which it is a part
     asked_ns: int = -1
     begin_ns: int = -1
     landed_ns: int = -1
@@ -87,6 +88,10 @@ class Sender(End):
     writes: list[Write] = field(default_factory=list)
     has_pages: bool = False  # the receiver's metadata are here
     is_silent: bool = False  # a write was lost: nobody hears of it again
+
+    def landed(self) -> list[tuple[int, int]]:
+        """The token ranges that have arrived."""
+        return [(w.start, w.stop) for w in self.writes if w.arrived]
 
     @property
     def num_under_way(self) -> int:

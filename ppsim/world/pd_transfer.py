@@ -23,6 +23,7 @@ from typing import Any, TypeAlias
 from simpy import Environment
 
 from ppsim.check.physical import sent_before_computed
+from ppsim.check.transfers import not_covered_once
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.surroundings import Surroundings
@@ -84,6 +85,7 @@ class Transfers:
         self.num_followed = 0  # consequences
         self.last_change_ns = {PREFILL: -1, DECODE: -1}
         self.num_late_signals = self.num_expired_leases = 0
+        self.sampled: dict[int, int] = {}  # by room: what the last prefill stage sampled for the end of the prompt
         self.guilty = ""  # the side on which an error ended the run
         self.on_change: Callable[[str, End, int], None] = lambda side, end, at_ns: None
         self.on_write: Callable[[Write], None] = lambda write: None
@@ -227,7 +229,15 @@ class Transfers:
         sender = self.sender(write.rank, write.room)
         if sender.gave_up:
             self._sender_is_quiet(at_ns, sender)
-        elif write.is_last and self._change(PREFILL, sender, KVPoll.SUCCESS, at_ns):
+        elif write.is_last:
+            self._commits(at_ns, sender, write)
+
+    def _commits(self, at_ns: int, sender: Sender, write: Write) -> None:
+        """The last write is there, and with it the first token: all of the prompt must be."""
+        wrong = not_covered_once(sender.landed(), write.num_prompt)
+        if wrong:
+            raise self._violation("INV-74", write, f"the transfer counts as complete, but {wrong}")
+        if self._change(PREFILL, sender, KVPoll.SUCCESS, at_ns):
             self._tell_receiver(at_ns, sender, self._sender_ended, True, write.token)
 
     def sender_gives_up(self, at_ns: int, sender: Sender, what: str) -> None:

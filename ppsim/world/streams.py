@@ -30,6 +30,7 @@ class Payload:
     tokens: tuple[int, ...] = ()
     is_static: bool = False  # lives in the graph's static buffer
     num_bytes: int = 0
+    rank: int = -1  # whose launch of ``iteration`` has made it
 
 
 @dataclass(slots=True)

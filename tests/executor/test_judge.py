@@ -24,10 +24,12 @@ from ppsim.core.errors import CallsDiffer, InvariantViolation, ProtocolError
 from ppsim.core.messages import Call, CallLog, Lane
 from ppsim.core.outcome import PASS
 from ppsim.core.policy import Policy
+from ppsim.core.rank import Plan, Rank
 from ppsim.core.request import Request
 from ppsim.core.surroundings import Surroundings
 from ppsim.errors import ScenarioError
 from ppsim.plugin import load
+from ppsim.plugin.plans import behind, does
 from ppsim.recording import Recording
 from ppsim.scenario import Scenario
 from ppsim.world import simulate
@@ -59,6 +61,11 @@ BUGS: dict[str, dict[str, Any]] = {
     "other_tokens": LONG,
     "last_reply_twice": LONG,
     "hash_order": work(row("R1", 0), row("R2", 0)),
+    "tokens_told_twice": LONG,
+    "second_tokens_untold": LONG,
+    "limit_off_by_one": LONG,
+    "tensor_of_the_batch_before": {"scheduler": {"pp_max_micro_batch_size": 1}, **TWO_LONG},
+    "pages_of_each_other": {"scheduler": {"disable_radix_cache": True, "page_size": 4}, **TWO_LONG},
 }
 
 
@@ -75,6 +82,27 @@ def test_a_planted_bug_is_found_alike_in_both_worlds(bug: str) -> None:
     assert real.verdict.kind == "fail"
     assert real.verdict == simulated.verdict  # rule, rank, iteration, slot, request, exit code and sentence
     assert real.recording.warnings == [NOT_HERE]
+
+
+class Scribbles(Hooks):
+    """The buffer of the hidden states is written to as soon as their launch is under way."""
+
+    def plan(self, steps: Plan) -> Plan:
+        return behind(steps, "launch_batch", does(scribble))
+
+
+def scribble(rank: Rank) -> None:
+    if rank.hidden_out is not None and rank.iteration == 2:
+        values: Any = rank.hidden_out.payload
+        values.numpy()[:] += 1.0
+
+
+def test_hidden_states_that_are_rewritten_before_they_are_read_are_found_by_their_bytes() -> None:
+    """Shapes, addresses and all flags are right, and every rank goes on alike with what it got."""
+    result = execute(scenario_of(**LONG), hooks=Scribbles, start_method="forkserver")
+    verdict = result.verdict
+    assert (verdict.invariant, verdict.rank, verdict.iteration, verdict.rid) == ("INV-78", 1, 2, "R1"), verdict.message
+    assert "are not what rank 0 wrote, nor what any launch wrote: they were changed since" in verdict.message
 
 
 def test_the_right_protocol_passes_under_every_invariant_on_real_processes() -> None:

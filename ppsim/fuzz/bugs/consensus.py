@@ -141,3 +141,12 @@ class GoodAndBad(Loop):
         for name in ("first_pass_bootstrap", "first_pass_prealloc"):
             steps = behind(steps, name, does(add))
         return steps
+
+
+@planted("store_takes_the_first", breaks="INV-79", profile="pd", source="protocol.md 6.4")
+class StoreTakesTheFirst(Surroundings):
+    """Once every rank has told something the first rank's own status decides: half replicated, half local."""
+
+    def store_decision(self, rid: str, statuses: Sequence[int | None]) -> int:
+        first = statuses[0]
+        return KVPoll.BOOTSTRAPPING if first is None or None in statuses else first

@@ -64,7 +64,7 @@ class LastViewCounts(Voting):
         return local
 
 
-@planted("own_failures_win", breaks="INV-48", profile="pd", source="bugs.md B75")
+@planted("own_failures_win", breaks="INV-79", profile="pd", source="bugs.md B75")
 class OwnFailuresWin(Loop):
     """A rank that sees other failures than the conclusion names goes by its own when it applies the bootstrap."""
 

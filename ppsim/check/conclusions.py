@@ -1,0 +1,140 @@
+"""INV-79: what is concluded is what the ranks saw (the store's minimum, good of all, bad of any); nothing else moves.
+
+store   the answer for a request is the minimum of the statuses of all ranks; a status is never ahead of what its
+        rank shows itself; what the first rank hands down, admits and fails is that answer
+votes   the conclusion itself is ``Together._agrees``; here: a request that is retracted is voted for by the ranks
+        that are bound to it, one stage alone concludes too, and a rank moves nobody whom no conclusion names
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ppsim.check.observers import Seat
+from ppsim.check.together import Concludes, Moves, Record, Voices
+from ppsim.core import effects as fx
+from ppsim.core.consensus import KVPoll, store_minimum
+from ppsim.core.errors import InvariantViolation
+from ppsim.core.messages import Lane, Side, Vote
+from ppsim.core.pd_decode import DecodeRole
+from ppsim.core.votes import votes_go_on
+
+RETRACT = "retract"
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the store held in one iteration: requests of the bootstrap queue, the minimum of each."""
+
+    iteration: int
+    minima: dict[str, int]
+
+
+class Conclusions:
+    """Of the ranks of one process. ``tell`` takes what is held against the other ranks."""
+
+    def __init__(self, tell: Callable[[Record], None]) -> None:
+        self.tell = tell
+        self.answers: dict[int, Answer] = {}
+        self.moved: dict[
+            int, tuple[int, int]
+        ] = {}  # rank -> (advanced, failed) before its conclusions of this iteration
+
+    def watch(self, r: Seat) -> None:
+        """Hang it on a rank that votes or has a store."""
+        if r.rank.config.role == "plain":
+            return
+        before = r.observers.before
+        before(lambda effect: self.sends(r, effect), fx.Send)
+        before(lambda effect: self.acts(r, effect), fx.Act)
+        before(lambda effect: self.decides(r), fx.Decided)
+
+    # --- the store ---------------------------------------------------------------------------------------------
+
+    def looked(self, r: Seat, look: fx.Observe, values: Sequence[int]) -> None:
+        """The first rank has looked into the store for its bootstrap queue."""
+        minima: dict[str, int] = {}
+        for rid, value in zip(look.keys, values, strict=True):
+            statuses = r.stored[rid]
+            minima[rid] = self._answer(r, rid, statuses)
+            if value != minima[rid]:
+                told = [None if status is None else int(status) for status in statuses]
+                text = f"the store says {int(value)}, the minimum of the statuses {told} is {minima[rid]}"
+                fail(r, rid, text)
+        self.answers[r.rank_id] = Answer(look.iteration, minima)
+
+    def _answer(self, r: Seat, rid: str, statuses: Sequence[int | None]) -> int:
+        """The minimum over all ranks, none left out, and none told as further than it is."""
+        config = r.rank.config
+        num_ranks = config.pp_size * config.tp_replicas
+        if len(statuses) != num_ranks:
+            fail(r, rid, f"the store has looked at {len(statuses)} statuses, there are {num_ranks} ranks")
+        for rank, status in enumerate(statuses):
+            own = r.status_of(rank, rid)
+            if status and own and status > own:  # a failure is no progress, and unknown is nothing to compare with
+                fail(r, rid, f"the store has status {status} of rank {rank}, which itself is at {own}")
+        return int(store_minimum(statuses))
+
+    def sends(self, r: Seat, send: fx.Send) -> None:
+        """The poll list goes down the chain; a replica gives its voice for the retracted."""
+        message, answer = send.message, self._present(r)
+        if isinstance(message, Side) and message.lane in (Lane.BOOTSTRAP, Lane.TP) and answer is not None:
+            told = dict(zip(answer.minima, message.counts, strict=False))
+            if len(message.counts) == len(answer.minima):  # else INV-50
+                for rid, minimum in answer.minima.items():
+                    if told[rid] != minimum:
+                        fail(r, rid, f"status {told[rid]} is handed down, the minimum of all ranks is {minimum}")
+        if isinstance(message, Vote) and message.name == RETRACT and not r.rank.link.is_leader:
+            self._votes_for_retracted(r)
+
+    def acts(self, r: Seat, act: fx.Act) -> None:
+        """A request is admitted by the store's answer."""
+        answer = self._present(r)
+        if act.what == "admitted" and answer is not None:
+            minimum = answer.minima.get(act.key, KVPoll.BOOTSTRAPPING)
+            if minimum != KVPoll.WAITING_FOR_INPUT:
+                fail(r, act.key, f"it is admitted, but the minimum of all ranks is {minimum}")
+
+    def _present(self, r: Seat) -> Answer | None:
+        answer = self.answers.get(r.rank_id)
+        return answer if answer is not None and answer.iteration == r.rank.iteration else None
+
+    # --- votes -------------------------------------------------------------------------------------------------
+
+    def decides(self, r: Seat) -> None:
+        """First passes are over, the conclusions of this iteration are still to be applied."""
+        rank, scheduler = r.rank, r.rank.scheduler
+        answer = self._present(r)
+        for rid in scheduler.failed if answer is not None else ():
+            if answer is not None and answer.minima.get(rid, KVPoll.FAILED) != KVPoll.FAILED:
+                fail(r, rid, f"its handshake counts as failed, but the minimum of all ranks is {answer.minima[rid]}")
+        self.moved[r.rank_id] = len(scheduler.advanced), len(scheduler.failed)
+        if rank.link.is_leader:
+            self._votes_for_retracted(r)
+        if rank.config.pp_size > 1 or not rank.link.is_leader or rank.iteration < rank.config.pp_async_batch_depth:
+            return
+        for name, (good, bad) in rank.first_pass.items() if votes_go_on(rank, rank.iteration) else ():
+            self.tell(Concludes(r.rank_id, rank.iteration, rank.slot, name, rank.iteration, good, bad))
+
+    def _votes_for_retracted(self, r: Seat) -> None:
+        """Nobody looks at a transfer here: a rank agrees to those that are bound to the slot it visits."""
+        role, slot = r.rank.scheduler.role, r.rank.slot
+        if isinstance(role, DecodeRole) and votes_go_on(r.rank, r.rank.iteration):
+            bound = tuple(q.rid for q in role.put_out if q.retraction_slot == slot)
+            self.tell(Voices(r.rank_id, r.rank.iteration, slot, RETRACT, (bound, ())))
+
+    def harvested(self, r: Seat) -> None:
+        """All conclusions of this iteration are applied."""
+        rank = r.rank
+        config, before = rank.config, self.moved.get(r.rank_id)
+        if config.role == "plain" or before is None:
+            return
+        advanced, failed = rank.scheduler.advanced[before[0] :], rank.scheduler.failed[before[1] :]
+        if (advanced or failed) and config.vote_variant == "agreed":
+            about = rank.iteration - config.pp_size + 1
+            self.tell(Moves(r.rank_id, rank.iteration, rank.slot, about, tuple(advanced), tuple(failed)))
+
+
+def fail(r: Seat, rid: str, text: str) -> None:
+    raise InvariantViolation("INV-79", r.rank_id, r.rank.iteration, r.rank.slot, rid, text)
