@@ -19,7 +19,7 @@ from ppsim.cli.options import (
     check_seconds,
     plugin_of,
     scenario_of,
-    starting_point,
+    tell_unjudged,
 )
 
 if TYPE_CHECKING:
@@ -53,8 +53,10 @@ def explore(
     from ppsim.fuzz.explore import chosen, parse_bounds
     from ppsim.fuzz.explore import explore as run_all
     from ppsim.planted import hooks_for
+    from ppsim.scenario.expected import without_expect
 
-    loaded = starting_point(scenario_of(scenario, None, None, overrides), "explore")
+    expecting = scenario_of(scenario, None, None, overrides)
+    loaded = without_expect(expecting)
     if loaded.workload.source != "requests":
         raise UsageError(f"{loaded.name}: explore needs scripted requests (workload.source = 'requests')")
     check_seconds("--budget", budget)
@@ -64,6 +66,7 @@ def explore(
     raw = loaded.model_dump(mode="json", exclude_unset=True)
     raw.pop("bugs", None)
     terms = Terms(max_seconds, last_resort=give_up)
+    tell_unjudged(expecting, "explore")
     given, bounds = bounds, chosen(raw, bounds, hooks, terms)
     if bounds != given:
         say(f"no bound was given, so these are chosen: {as_options(bounds)}")
