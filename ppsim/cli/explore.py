@@ -19,8 +19,8 @@ from ppsim.cli.options import (
     check_seconds,
     plugin_of,
     scenario_of,
-    starting_point,
     tell_unfired,
+    tell_unjudged,
 )
 
 if TYPE_CHECKING:
@@ -54,8 +54,10 @@ def explore(
     from ppsim.fuzz.explore import chosen, parse_bounds
     from ppsim.fuzz.explore import explore as run_all
     from ppsim.plugin import load
+    from ppsim.scenario.expected import without_expect
 
-    loaded = scenario_of(scenario, None, None, overrides)
+    expecting = scenario_of(scenario, None, None, overrides)
+    loaded = without_expect(expecting)
     if loaded.workload.source != "requests":
         raise UsageError(f"{loaded.name}: explore needs scripted requests (workload.source = 'requests')")
     check_seconds("--budget", budget)
@@ -63,10 +65,10 @@ def explore(
     bounds = parse_bounds(bound or [], reduced=not unreduced)
     made = load([*(bugs or []), *loaded.bugs], plugin_of(plugin))
     change = made.change
-    loaded = starting_point(loaded, "explore")
     raw = loaded.model_dump(mode="json", exclude_unset=True)
     raw.pop("bugs", None)
     terms = Terms(max_seconds, last_resort=give_up)
+    tell_unjudged(expecting, "explore")
     given, bounds = bounds, chosen(raw, bounds, change, terms)
     if bounds != given:
         say(f"no bound was given, so these are chosen: {as_options(bounds)}")

@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from ppsim.cli.guard import guarded, say
-from ppsim.cli.options import JsonOption, ScenarioArg, SetOption, scenario_of, starting_point
+from ppsim.cli.options import JsonOption, ScenarioArg, SetOption, scenario_of, tell_unjudged
 
 if TYPE_CHECKING:
     from ppsim.scenario import Scenario
@@ -18,10 +18,11 @@ def export(scenario: ScenarioArg, overrides: SetOption = None, as_json: JsonOpti
     from ppsim.sglang.edit import edited
     from ppsim.sglang.launch import to_launch_line
 
-    loaded = starting_point(scenario_of(scenario, None, None, overrides), "export")
+    loaded = scenario_of(scenario, None, None, overrides)
     text, notes = to_launch_line(loaded), not_in_line(loaded)
     _, changes, without = edited(loaded) or (text, [], [])
     notes += without
+    tell_unjudged(loaded, "export")
     if as_json:
         found = {"name": loaded.name, "sglang": text, "not_in_line": notes}
         print(json.dumps({**found, "changes": changes} if loaded.launch_line is not None else found))

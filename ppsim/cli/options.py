@@ -132,14 +132,12 @@ def scenario_of(
     return load_scenario(name, [*sets, *(overrides or [])], seed=seed, bugs=bugs or ())
 
 
-def starting_point(loaded: Scenario, command: str) -> Scenario:
-    """A scenario whose runs ``command`` varies: what it expects is of itself, and that is told on stderr."""
+def tell_unjudged(s: Scenario, command: str) -> None:
+    """What a scenario expects is true of itself; ``command`` varied it, and judged nothing. Told on stderr."""
     from ppsim.cli.guard import say
-    from ppsim.scenario.expected import without_expect
 
-    if loaded.expect is not None and not loaded.expect.changed:
-        say(f"note: {loaded.name}: ppsim {command} judges no [expect] (ppsim run and ppsim exec do)")
-    return without_expect(loaded)
+    if s.expect is not None and not s.expect.changed:
+        say(f"note: {s.name}: ppsim {command} judges no [expect] (ppsim run and ppsim exec do)")
 
 
 def reading_keys(

@@ -17,7 +17,7 @@ from ppsim.cli.options import (
     SkipOption,
     TraceOption,
     scenario_of,
-    starting_point,
+    tell_unjudged,
 )
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ def tune(
     from ppsim.errors import UsageError
     from ppsim.plan.tune import Wish
     from ppsim.plan.tune import tune as search
+    from ppsim.scenario.expected import without_expect
 
     if rate is not None and objective not in (None, "ttft_at_rate"):
         raise UsageError(f"--rate: belongs to --objective ttft_at_rate, not to {objective!r}")
@@ -82,7 +83,8 @@ def tune(
         raise UsageError(f"--max-cp {max_cp}: expected 0 (any) or more")
     aim = objective or ("ttft" if rate is None else "ttft_at_rate")
     given = [*on_gpu(gpu), *of_type(kv_cache_dtype), *(overrides or [])]
-    loaded = starting_point(scenario_of(scenario, None, trace, given, None, columns, skip_bad_lines), "tune")
+    expecting = scenario_of(scenario, None, trace, given, None, columns, skip_bad_lines)
+    loaded = without_expect(expecting)
     with ProgressBar(f"tuning {loaded.name}") as progress:
         try:
             found = search(loaded, Wish(aim, gpus, rate, prompt, requests, max_cp), progress)
@@ -90,6 +92,7 @@ def tune(
             raise Interrupted(
                 f"tune: interrupted after {progress.done} configurations; nothing is saved, a search begins anew"
             ) from None
+    tell_unjudged(expecting, "tune")
     folder = save(loaded, found, out)
     print(json.dumps(as_dict(found, folder), allow_nan=False) if as_json else text_of(loaded, found, folder))
     return 0
