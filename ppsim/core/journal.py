@@ -192,18 +192,23 @@ class Journal:
 
     def take_actions(self) -> list[Action]:
         """They are handed out now."""
-        due = self.due_actions
-        self._actions_from = len(self.entries)
+        num_entries = len(self.entries)
+        due = self.due_actions if self._actions_from < num_entries else []
+        self._actions_from = num_entries
         return due
 
     def take_replies(self) -> list[Reply]:
-        due = self.due_replies
-        self._replies_from = len(self.entries)
+        num_entries = len(self.entries)
+        due = self.due_replies if self._replies_from < num_entries else []
+        self._replies_from = num_entries
         return due
 
     def flush(self) -> None:
         """End of an iteration: forget all of it but what is still to be handed out."""
-        self.entries = [*self.due_actions, *self.due_replies]
+        if self._actions_from == self._replies_from == len(self.entries):
+            self.entries.clear()
+        else:
+            self.entries = [*self.due_actions, *self.due_replies]
         self._actions_from = self._replies_from = 0
 
     def harvest(self, iteration: int, free_tokens: int, evictable_tokens: int) -> Harvest:
