@@ -29,6 +29,8 @@ class DecodeRole(Role):
     prefills = False
     clears_full_flag = True
 
+    scheduler: Intake
+
     def __init__(self, scheduler: Intake) -> None:
         super().__init__(scheduler)
         self.prealloc: list[Request] = []

@@ -30,6 +30,8 @@ class PrefillRole(Role):
     clears_full_flag = True
     defers_prefill = False
 
+    scheduler: Intake
+
     def __init__(self, scheduler: Intake) -> None:
         super().__init__(scheduler)
         self.bootstrap: list[Request] = []

@@ -9,14 +9,17 @@ The batch rules stay in ``scheduler.py``, once. A role only says where a request
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from ppsim.core.messages import NewRequest
 from ppsim.core.request import Event, Request, State
+from ppsim.core.slots import Slot
 
-if TYPE_CHECKING:
-    from ppsim.core.intake import Intake
-    from ppsim.core.slots import Slot
+
+class Owner(Protocol):
+    """What a plain server's role needs of the scheduler that it belongs to."""
+
+    waiting: list[Request]
 
 
 class Role:
@@ -27,8 +30,8 @@ class Role:
     clears_full_flag = False  # batch_is_full falls at every visit (as the PD loops do)
     defers_prefill = True  # prefill_decode_interval is looked at (the PD loops never do)
 
-    def __init__(self, scheduler: Intake) -> None:
-        self.scheduler = scheduler
+    def __init__(self, scheduler: Owner) -> None:
+        self.scheduler: Owner = scheduler
 
     def enqueue(self, request: Request) -> None:
         """An accepted request (its grammar, if any, is ready) enters its first queue."""

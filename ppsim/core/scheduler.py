@@ -140,7 +140,7 @@ class Scheduler(Intake):
         num_mixed = len(slot.running) if self.config.enable_mixed_chunk else 0
         adder = self._adder(slot, num_mixed)
         if not only_chunk and waiting_goes_first(self):
-            continue_behind(self, slot, adder)
+            continue_behind(self, adder, lambda: self.admit_waiting(slot, adder))
         elif self.chunked is not None and not adder.add_chunked(self.chunked):
             self.journal.add(ChunkParked(self.chunked.rid))
             return None  # parked: others must not take the memory that it waits for (bugs.md B100)

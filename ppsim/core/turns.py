@@ -10,18 +10,16 @@ Both count what all ranks decided, so all ranks count the same.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from ppsim.core.admission import PrefillAdder
 from ppsim.core.batch import Mode
+from ppsim.core.intake import Intake
 from ppsim.core.request import State
 from ppsim.core.slots import LaunchedBatch, Slot
 
-if TYPE_CHECKING:
-    from ppsim.core.scheduler import Scheduler
 
-
-def decode_goes_first(scheduler: Scheduler, slot: Slot) -> bool:
+def decode_goes_first(scheduler: Intake, slot: Slot) -> bool:
     """Whether the slot has prefilled long enough beside requests that wait to decode."""
     limit = scheduler.config.max_consecutive_prefills
     if not limit:
@@ -31,7 +29,7 @@ def decode_goes_first(scheduler: Scheduler, slot: Slot) -> bool:
     return scheduler.policy.decode_goes_first(slot.num_prefills, limit)
 
 
-def count_prefill(scheduler: Scheduler, slot: Slot, batch: LaunchedBatch | None) -> None:
+def count_prefill(scheduler: Intake, slot: Slot, batch: LaunchedBatch | None) -> None:
     """A visit is decided: a pure prefill beside requests to decode is one more in a row."""
     if not scheduler.config.max_consecutive_prefills:
         return
@@ -39,7 +37,7 @@ def count_prefill(scheduler: Scheduler, slot: Slot, batch: LaunchedBatch | None)
     slot.num_prefills = slot.num_prefills + 1 if beside and batch and batch.forward.mode is Mode.EXTEND else 0
 
 
-def waiting_goes_first(scheduler: Scheduler) -> bool:
+def waiting_goes_first(scheduler: Intake) -> bool:
     """Whether the prompt that is being cut has had its chunks in a row, and others wait."""
     limit = scheduler.config.max_consecutive_chunks
     if not limit or scheduler.chunked is None or not scheduler.waiting:
@@ -48,13 +46,16 @@ def waiting_goes_first(scheduler: Scheduler) -> bool:
     return scheduler.policy.waiting_goes_first(scheduler.num_chunks, limit)
 
 
-def continue_behind(scheduler: Scheduler, slot: Slot, adder: PrefillAdder) -> None:
-    """Waiting requests first, none of them cut; then the prompt that is being cut, in what is left of the budget."""
+def continue_behind(scheduler: Intake, adder: PrefillAdder, admit_waiting: Callable[[], None]) -> None:
+    """Waiting requests first, none of them cut; then the prompt that is being cut, in what is left of the budget.
+
+    ``admit_waiting`` tries the waiting requests with this adder.
+    """
     chunked = scheduler.chunked
     assert chunked is not None
     adder.new_chunked = chunked  # nobody else can be cut
     set_aside = adder.set_aside(chunked)
-    scheduler.admit_waiting(slot, adder)
+    admit_waiting()
     adder.total_offset -= set_aside
     if adder.admitted:
         scheduler.num_chunks = 0
