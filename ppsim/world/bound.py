@@ -23,7 +23,7 @@ from ppsim.core.effects import Effect, Ingest
 from ppsim.errors import EXIT_LIVENESS, EXIT_UNKNOWN
 
 if TYPE_CHECKING:
-    from ppsim.world.driver import SimulatedRank
+    from ppsim.world.setting import SimulatedSeat
 
 MAX_EFFECTS = 100_000
 MAX_EFFECTS_A_REQUEST = 1_000  # replies, transfers and copies of each request in one iteration: a few
@@ -35,7 +35,7 @@ NUM_TOLD = 1_000  # effects that the report of a full iteration sums up
 class Bound:
     """Counts what one rank does. ``counts`` is called with each effect, before the world answers it."""
 
-    def __init__(self, r: SimulatedRank) -> None:
+    def __init__(self, r: SimulatedSeat) -> None:
         self.r, self.rank = r, r.rank
         self.iteration = -1  # the highest so far: an iteration that is begun again is no progress
         self.left = 0  # effects that are left to this iteration

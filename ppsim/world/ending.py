@@ -8,8 +8,7 @@ from ppsim.check.progress import cycle_lines, name_of, wait_cycle
 from ppsim.check.verdicts import calls_of, failed, root_cause
 from ppsim.core.outcome import Verdict
 from ppsim.errors import EXIT_LIVENESS
-from ppsim.world.driver import SimulatedRank
-from ppsim.world.setting import Setting
+from ppsim.world.setting import Setting, SimulatedSeat
 
 
 def deadlock(setting: Setting) -> Verdict | None:
@@ -36,7 +35,7 @@ def first_cause(verdict: Verdict, setting: Setting) -> Verdict:
     return root_cause(verdict, {r.rank_id: calls_of(r) for r in setting.ranks})
 
 
-def waiting_line(r: SimulatedRank) -> str:
+def waiting_line(r: SimulatedSeat) -> str:
     """Who waits, where, in which effect, for whom."""
     if r.is_paused:
         where = f"iteration {r.rank.iteration}, slot {r.rank.slot}, phase {r.phase()}"

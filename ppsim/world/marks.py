@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from ppsim.check.observers import Seat
 from ppsim.core.actions import (
     Action,
     Admitted,
@@ -20,11 +20,9 @@ from ppsim.core.actions import (
     SendMetadata,
     Transfer,
 )
+from ppsim.recording import Recording
 from ppsim.recording.schema import Mark
-
-if TYPE_CHECKING:
-    from ppsim.world.driver import SimulatedRank
-    from ppsim.world.setting import Setting
+from ppsim.workload.facts import Facts
 
 BY_FIRST_RANK: dict[type[Action], str] = {Admitted: "admitted", HandshakeAgreed: "agreed", SendMetadata: "allocated"}
 BY_ALL_RANKS: dict[type[Action], str] = {Admitted: "in_force", SendLast: "sent"}
@@ -39,7 +37,7 @@ class Marks:
     found: list[Mark] = field(default_factory=list)
     counts: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)  # ranks so far, latest instant
 
-    def acted(self, r: SimulatedRank, action: Compile | CancelCompile | Transfer) -> None:
+    def acted(self, r: Seat, action: Compile | CancelCompile | Transfer) -> None:
         """A rank asked its surroundings for something."""
         kind, rid = type(action), action.rid
         if kind in BY_FIRST_RANK and r.rank_id == 0:
@@ -59,11 +57,10 @@ class Marks:
             self.counts.pop((what, rid), None)
             self.found.append(Mark(rid, what, iteration, latest_ns))
 
-    def add_facts(self, setting: Setting) -> None:
+    def add_facts(self, facts: Facts, starts: list[list[int]]) -> None:
         """A single role against a modelled peer: its facts become true in iterations, whose starts are known now."""
-        starts = [r.iteration_starts for r in setting.ranks]
         by_rid: dict[tuple[str, str], dict[int, int]] = {}
-        for (rank, kind, rid), fact in setting.facts.known.items():
+        for (rank, kind, rid), fact in facts.known.items():
             if kind in OF_FACTS and fact.at < len(starts[rank]) and not fact.failed:
                 by_rid.setdefault((OF_FACTS[kind], rid), {})[rank] = starts[rank][fact.at]
         for (what, rid), times in by_rid.items():
@@ -71,10 +68,10 @@ class Marks:
                 at_ns = max(times.values())
                 self.found.append(Mark(rid, what, iteration_at(starts[0], at_ns), at_ns))
 
-    def finish(self, setting: Setting) -> None:
-        """The run is over."""
-        self.add_facts(setting)
-        setting.recording.marks = sorted(self.found, key=lambda m: (m.time_ns, m.rid, m.what))
+    def finish(self, recording: Recording, facts: Facts, starts: list[list[int]]) -> None:
+        """The run is over. ``starts``: of each rank, the instants at which its iterations began."""
+        self.add_facts(facts, starts)
+        recording.marks = sorted(self.found, key=lambda m: (m.time_ns, m.rid, m.what))
 
 
 def iteration_at(starts: list[int], at_ns: int) -> int:

@@ -12,16 +12,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ppsim.core.errors import InvariantViolation
-from ppsim.world.driver import SimulatedRank
 from ppsim.world.pd_rooms import Progress, Receiver, Write
 from ppsim.world.pd_transfer import Transfers
+from ppsim.world.setting import SimulatedSeat
 
 
 @dataclass(slots=True)
 class PageGuard:
     """The pages of one rank that transfers use."""
 
-    r: SimulatedRank
+    r: SimulatedSeat
     transfers: Transfers
     writes: dict[int, list[Write]] = field(default_factory=dict)  # by page; prefill side
     receivers: dict[int, Receiver] = field(default_factory=dict)  # by page; decode side

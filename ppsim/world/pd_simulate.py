@@ -203,9 +203,9 @@ def asleep(setting: Setting) -> Verdict | None:
 def finish(sides: Sides) -> None:
     """Marks and the spans of the KV links, in an order that does not depend on who ran first."""
     for side in SIDES:
-        marks = sides.of(side).marks
-        assert marks is not None
-        marks.finish(sides.of(side))
+        ended = sides.of(side)
+        assert ended.marks is not None
+        ended.marks.finish(ended.recording, ended.facts, [r.iteration_starts for r in ended.ranks])
     for write in sorted(sides.landed, key=lambda w: (w.rank, w.begin_ns, w.room, w.nth)):
         end_ns = write.begin_ns + write.duration_ns
         sides.prefill.recording.span(write.rank, "kv", write.slot, write.iteration, write.begin_ns, end_ns)

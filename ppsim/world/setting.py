@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
+from simpy import Environment, Event
+
+from ppsim.check.observers import Seat
 from ppsim.check.watch import Watch
+from ppsim.core.effects import Effect
+from ppsim.core.observations import CopyKey
 from ppsim.core.surroundings import Surroundings
 from ppsim.cost.stage import StageCost
 from ppsim.recording import Recording
@@ -15,9 +21,45 @@ from ppsim.world.choices import Choices
 from ppsim.world.client import Client, Sampler
 from ppsim.world.marks import Marks
 from ppsim.world.network import Network
+from ppsim.world.streams import Streams
 
-if TYPE_CHECKING:
-    from ppsim.world.driver import SimulatedRank
+
+class OwnCopies(Protocol):
+    """The copies between the cache tiers of one rank, as the others ask for them (``tiers.py``)."""
+
+    ends: dict[CopyKey, int]
+
+    def reported(self, key: CopyKey, reader: SimulatedSeat) -> int:
+        """What the reader knows of this rank's fetch: -1, or its hit length in tokens."""
+        ...
+
+
+class SimulatedSeat(Seat, Protocol):
+    """A simulated rank as the rest of the world sees it; ``driver.py`` has the rank itself, which needs the rest."""
+
+    env: Environment
+    setting: Setting
+    now: int  # of its host clock, ns
+    streams: Streams
+    scenario: Scenario
+    effect: Effect | None
+    waits_for: int | None  # peer of a blocked effect
+    done: bool
+    is_paused: bool
+    iteration_starts: list[int]
+    loop: Generator[Effect, Any, None]
+
+    @property
+    def tiers(self) -> OwnCopies | None:
+        """Its copies between the cache tiers, where there are tiers."""
+        ...
+
+    def run(self) -> Generator[Event, None, None]:
+        """The SimPy process."""
+        ...
+
+    def wake(self) -> None:
+        """Let the rank look again at what it waits for."""
 
 
 @dataclass(slots=True)
@@ -39,5 +81,5 @@ class Setting:
     marks: Marks | None = None  # disaggregation: instants that cut the time to the first token
     peer: Setting | None = None  # two pipelines: of the decode side, the prefill side
     store_lag_ns: int = 0
-    ranks: list[SimulatedRank] = field(default_factory=list)
-    running: SimulatedRank | None = None  # the rank whose core raised the error that ended the run
+    ranks: list[SimulatedSeat] = field(default_factory=list)
+    running: SimulatedSeat | None = None  # the rank whose core raised the error that ended the run

@@ -103,7 +103,7 @@ def simulate(
         return SimulationResult(setting.recording, first_cause(stuck.verdict, setting), setting)
     finally:
         if setting.marks is not None:
-            setting.marks.finish(setting)
+            setting.marks.finish(setting.recording, setting.facts, [r.iteration_starts for r in setting.ranks])
     warn_of_what_had_no_effect(setting)
     stuck_for_ever = deadlock(setting)
     if stuck_for_ever is not None:

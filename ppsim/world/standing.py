@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ppsim.check.progress import name_of
 from ppsim.core.outcome import Stand
-from ppsim.world.driver import SimulatedRank
-from ppsim.world.setting import Setting
+from ppsim.world.setting import Setting, SimulatedSeat
 
 
 def record_stands(setting: Setting) -> None:
@@ -15,7 +14,7 @@ def record_stands(setting: Setting) -> None:
         record_stands(setting.peer)
 
 
-def stand(r: SimulatedRank) -> Stand:
+def stand(r: SimulatedSeat) -> Stand:
     """One rank, by its local clock."""
     waits_for = None
     if r.done:

@@ -22,7 +22,7 @@ from ppsim.core.observations import CopyKey
 from ppsim.scenario.hicache import token_kv_bytes
 
 if TYPE_CHECKING:
-    from ppsim.world.driver import SimulatedRank
+    from ppsim.world.setting import SimulatedSeat
 
 NOT_DONE = -1
 
@@ -30,7 +30,7 @@ NOT_DONE = -1
 class Tiers:
     """Of one rank. All instants in nanoseconds of its host clock."""
 
-    def __init__(self, r: SimulatedRank) -> None:
+    def __init__(self, r: SimulatedSeat) -> None:
         h = r.scenario.hicache
         self.r = r
         self.token_bytes = token_kv_bytes(r.scenario, r.rank.config.pp_rank)
@@ -106,7 +106,7 @@ class Tiers:
             hits.append(peer.tiers.reported(key, self.r))
         return NOT_DONE if NOT_DONE in hits else min(hits)
 
-    def reported(self, key: CopyKey, reader: SimulatedRank) -> int:
+    def reported(self, key: CopyKey, reader: SimulatedSeat) -> int:
         """What the reader knows of this rank's fetch. Of another rank it knows what happened before this instant."""
         r, facts = self.r, self.r.setting.facts
         if reader is r:

@@ -23,8 +23,7 @@ from ppsim.check.observers import EFFECTS
 from ppsim.check.progress import Standing, Stuck, describe, no_progress, state_lines
 from ppsim.core.effects import Effect, Ingest
 from ppsim.core.outcome import Verdict
-from ppsim.world.driver import SimulatedRank
-from ppsim.world.setting import Setting
+from ppsim.world.setting import Setting, SimulatedSeat
 
 NS_PER_MS = 1_000_000
 NUM_IDLE_KEPT = 64  # idle intervals; a wait of one rank meets one or two of them
@@ -38,7 +37,7 @@ class Watchdog:
         self.limit_ns = limit_ns
         self.side = f"{side} side: " if side else ""
         self.idle: deque[tuple[int, int]] = deque(maxlen=NUM_IDLE_KEPT)
-        self.still_idle: tuple[SimulatedRank, int] | None = None  # who waits for inputs now, and since when
+        self.still_idle: tuple[SimulatedSeat, int] | None = None  # who waits for inputs now, and since when
         self.progress: dict[int, int] = {}  # local instant at which each rank has completed an effect last
 
     def attach(self) -> None:
@@ -60,7 +59,7 @@ class Watchdog:
                 raise Stuck(self.verdict(now_ns))
             yield env.timeout(due - now_ns)
 
-    def _watch(self, simulated: SimulatedRank) -> None:
+    def _watch(self, simulated: SimulatedSeat) -> None:
         """A pause comes before an effect, so both ends of each are looked at.
 
         Reading inputs takes time only where the idle first rank waits for some.
@@ -87,14 +86,14 @@ class Watchdog:
         simulated.observers.after(read, Ingest)
         simulated.observers.after(after, *(effect for effect in EFFECTS if effect is not Ingest))
 
-    def _completed(self, simulated: SimulatedRank, now_ns: int) -> None:
+    def _completed(self, simulated: SimulatedSeat, now_ns: int) -> None:
         """A rank has come to an instant of its clock: not too long after its last progress, a pause included."""
         before = self.progress.get(simulated.rank_id, 0)
         if now_ns - before >= self.limit_ns and now_ns - before - self._idle_between(before, now_ns) >= self.limit_ns:
             raise Stuck(self.verdict(before + self.limit_ns, simulated.rank_id, before))
         self.progress[simulated.rank_id] = now_ns
 
-    def _due(self, simulated: SimulatedRank) -> int:
+    def _due(self, simulated: SimulatedSeat) -> int:
         """The instant at which a rank will have made no progress for the limit."""
         idle = sum(max(0, end - max(start, simulated.now)) for start, end in self._idle_times())
         return simulated.now + self.limit_ns + idle
@@ -117,7 +116,7 @@ class Watchdog:
         return verdict._replace(message=f"{self.side}{verdict.message}")
 
 
-def standing(r: SimulatedRank) -> Standing:
+def standing(r: SimulatedSeat) -> Standing:
     """Where a simulated rank stands, by its local clock."""
     if r.done:
         return Standing(r.rank_id, r.rank.iteration, "is done", None, r.now, done=True, slot=r.rank.slot)
