@@ -85,7 +85,7 @@ def with_what_is_expected_now(
         before = validate(written)
     except ScenarioError:  # it takes the given keys to make a scenario of it
         before = Scenario()
-    changed = [key for key in dict.fromkeys(given) if not is_expectation(key) and differs(before, scenario, key)]
+    changed = [key for key in sorted(set(given)) if not is_expectation(key) and differs(before, scenario, key)]
     if not changed and runs_alike(before, scenario):
         return scenario
     added = [bug for bug in scenario.bugs if bug not in before.bugs]
@@ -104,7 +104,7 @@ def with_what_is_expected_now(
             else outcome.model_dump(mode="json")
         )
     else:
-        now = {"changed": changed or list(dict.fromkeys(given))}
+        now = {"changed": changed or sorted(set(given))}
     return validate({**scenario.model_dump(mode="json", exclude_unset=True), "expect": now})
 
 

@@ -151,7 +151,7 @@ def test_a_changed_run_is_not_judged_and_the_change_is_named_also_when_it_runs_a
         (["--set", "cluster.pp_async_batch_depth=1"], "cluster.pp_async_batch_depth"),
         (["--seed", "3"], "seed"),
         (["--bug", "hash_order"], "bugs (nothing is said under expect.bugs.hash_order)"),
-        (["--bug", BUG, "--set", "run.check=false"], "run.check, bugs"),
+        (["--bug", BUG, "--set", "run.check=false"], "bugs, run.check"),
     ):
         result = ppsim_("run", B01, *words, "--out", "here")
         assert result.stderr.splitlines()[-1].startswith(told + changed), result.stderr
