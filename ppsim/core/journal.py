@@ -134,10 +134,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Absorbed:
-    """The slot that was due is post-processed: the batch launched in iteration ``harvested``, None for none."""
+    """The batch that was due is post-processed: that launched in iteration ``harvested``."""
 
-    slot: int
-    harvested: int | None
+    harvested: int
 
 
 Entry: TypeAlias = (
@@ -163,7 +162,12 @@ ASKED = frozenset(ACTIONS)
 
 
 class Journal:
-    """Of one rank. Hang listeners on it before the rank starts."""
+    """Of one rank. Hang listeners on it before the rank starts.
+
+    Most iterations hand nothing out: what is asked several times in each looks at the end of the list first.
+    """
+
+    __slots__ = ("_actions_from", "_replies_from", "entries", "listeners")
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -192,15 +196,17 @@ class Journal:
 
     def take_actions(self) -> list[Action]:
         """They are handed out now."""
-        num_entries = len(self.entries)
-        due = self.due_actions if self._actions_from < num_entries else []
-        self._actions_from = num_entries
+        if self._actions_from == len(self.entries):
+            return []
+        due = self.due_actions
+        self._actions_from = len(self.entries)
         return due
 
     def take_replies(self) -> list[Reply]:
-        num_entries = len(self.entries)
-        due = self.due_replies if self._replies_from < num_entries else []
-        self._replies_from = num_entries
+        if self._replies_from == len(self.entries):
+            return []
+        due = self.due_replies
+        self._replies_from = len(self.entries)
         return due
 
     def flush(self) -> None:
@@ -211,24 +217,23 @@ class Journal:
             self.entries = [*self.due_actions, *self.due_replies]
         self._actions_from = self._replies_from = 0
 
-    def harvest(self, iteration: int, free_tokens: int, evictable_tokens: int) -> Harvest:
+    def harvest(self, iteration: int, slot: int, free_tokens: int, evictable_tokens: int) -> Harvest:
         """The record of the iteration. Who ended at rest comes before whom a token ended, and both before whatever
         ended behind the harvest (a release vote, for instance)."""
-        slot, harvested = -1, None
+        harvested: int | None = None
         at_rest: list[str] = []
         by_token: list[str] = []
         behind: list[str] = []
         delivered: list[tuple[str, int]] = []
         tokens: list[int] = []
         for entry in self.entries:
-            match entry:
-                case Delivered(rid, n, token):
-                    delivered.append((rid, n))
-                    tokens.append(token)
-                case Ended(rid, by_token=is_by_token):
-                    (behind if slot >= 0 else by_token if is_by_token else at_rest).append(rid)
-                case Absorbed():
-                    slot, harvested = entry.slot, entry.harvested
+            if isinstance(entry, Delivered):
+                delivered.append((entry.rid, entry.n))
+                tokens.append(entry.token)
+            elif isinstance(entry, Ended):
+                (by_token if entry.by_token else at_rest if harvested is None else behind).append(entry.rid)
+            elif isinstance(entry, Absorbed):
+                harvested = entry.harvested
         finished = (*at_rest, *by_token, *behind)
         return Harvest(
             iteration, slot, harvested, tuple(delivered), finished, tuple(tokens), free_tokens, evictable_tokens

@@ -80,7 +80,7 @@ def apply_inputs(rank: Rank) -> Effects[None]:
 
 def ask_environment(rank: Rank) -> Effects[None]:
     """Hand out what the scheduler asked of this rank's surroundings, in order."""
-    for action in rank.scheduler.journal.take_actions():
+    for action in rank.journal.take_actions():
         yield from act(action)
 
 
@@ -202,7 +202,7 @@ def finish(rank: Rank) -> Effects[None]:
 
 def send_replies(rank: Rank) -> Effects[None]:
     """Every rank computes the replies; only the first one has a client (protocol.md 7.5)."""
-    replies = rank.scheduler.journal.take_replies()
+    replies = rank.journal.take_replies()
     if rank.config.is_first and rank.link.is_leader:
         for message in replies:
             yield from reply(message)

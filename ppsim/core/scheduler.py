@@ -384,7 +384,7 @@ class Scheduler(Intake):
             slot.in_flight = False
             slot.last_batch = batch
             self._absorb_rows(iteration, slot, batch, token_ids)
-        self.journal.add(Absorbed(slot.index, None if batch is None else batch.iteration))
+            self.journal.add(Absorbed(batch.iteration))
 
     def _absorb_rows(self, iteration: int, slot: Slot, batch: LaunchedBatch, token_ids: tuple[int, ...] | None) -> None:
         sampled = self.rows_of(batch, token_ids) if token_ids is not None else ()
@@ -461,7 +461,8 @@ class Scheduler(Intake):
     @agreed_call("INV-41", "iteration", result=("result",))
     def harvest(self, iteration: int) -> Harvest:
         """The record of an iteration, when everything that it delivers or ends is known."""
-        return self.journal.harvest(iteration, self.kv.pool.free_tokens, self.kv.tree.evictable_tokens)
+        slot = self.slots.to_harvest(iteration)
+        return self.journal.harvest(iteration, slot.index, self.kv.pool.free_tokens, self.kv.tree.evictable_tokens)
 
     def _decision(self, iteration: int, slot: Slot, batch: LaunchedBatch | None, stall: str) -> Decision:
         pieces = () if batch is None else tuple((p.rid, p.prefix_len, p.new_tokens) for p in batch.forward.pieces)

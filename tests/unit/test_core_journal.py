@@ -67,15 +67,16 @@ def test_the_harvest_names_who_ended_at_rest_then_whom_a_token_ended_then_whoeve
         Ended("A", Event.FINISH, by_token=True),
         Ended("X", Event.ABORT),
         Delivered("B", 2, 72),
-        Absorbed(slot=2, harvested=14),
+        Absorbed(14),
         Ended("R", Event.FINISH),
     )
     expected = Harvest(17, 2, 14, (("T", 1), ("A", 5), ("B", 2)), ("T", "X", "A", "R"), (70, 71, 72), 90, 8)
-    assert journal.harvest(17, 90, 8) == expected
+    assert journal.harvest(17, 2, 90, 8) == expected
 
 
 def test_a_slot_that_held_nothing_is_harvested_as_nothing() -> None:
-    assert written(Absorbed(1, None)).harvest(3, 10, 0) == Harvest(3, 1, None, (), (), (), 10, 0)
+    at_rest = written(Ended("A", Event.ABORT), Ended("B", Event.FINISH))
+    assert at_rest.harvest(3, 1, 10, 0) == Harvest(3, 1, None, (), ("A", "B"), (), 10, 0)
 
 
 def test_a_listener_hears_every_entry_when_it_is_made_and_every_move_which_nobody_keeps() -> None:
