@@ -23,8 +23,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from ppsim.core.hooks import Hooks
 from ppsim.fuzz.campaign import TWICE_EVERY
+from ppsim.fuzz.draw import from_the_seed_alone
 from ppsim.fuzz.experiment import Experiment, digest_of, run_experiment
-from ppsim.fuzz.generate import from_the_seed_alone, strategy
+from ppsim.fuzz.generate import strategy
 from ppsim.fuzz.probes import hits
 from ppsim.fuzz.profiles import profile_named
 from ppsim.scenario.check import check_scenario

@@ -22,6 +22,7 @@ from ppsim.core.hooks import Hooks
 from ppsim.errors import EXIT_NONDETERMINISM, EXIT_SAFETY, ScenarioError
 from ppsim.fuzz.cluster import ray_rounds
 from ppsim.fuzz.database import ExampleDatabase
+from ppsim.fuzz.draw import from_the_seed_alone
 from ppsim.fuzz.experiment import (
     NO_END,
     USUAL,
@@ -32,7 +33,7 @@ from ppsim.fuzz.experiment import (
     Terms,
     run_experiment,
 )
-from ppsim.fuzz.generate import from_the_seed_alone, strategy
+from ppsim.fuzz.generate import strategy
 from ppsim.fuzz.probes import hits
 from ppsim.fuzz.profiles import Profile, profile_named
 from ppsim.fuzz.repro import Repro

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
+from ppsim.fuzz.draw import from_the_seed_alone
 from ppsim.fuzz.experiment import Experiment
-from ppsim.fuzz.generate import from_the_seed_alone, strategy
+from ppsim.fuzz.generate import strategy
 from ppsim.fuzz.profiles import PROFILES
 
 
