@@ -217,8 +217,9 @@ class Audit:
     def posted(self, r: Seat, dst: int, message: Message) -> None:
         if isinstance(message, Meta):
             sent = self.metas.setdefault((r.rank_id, dst), [])
-            if sent and message.iteration != sent[-1] + 1:
-                self.fail("INV-02", r, f"the request list of iteration {message.iteration} follows that of {sent[-1]}")
+            if message.iteration != (sent[-1] + 1 if sent else 0):
+                before = f"follows that of {sent[-1]}" if sent else "is the first one that it sends, that of 0 is due"
+                self.fail("INV-02", r, f"the request list of iteration {message.iteration} {before}")
             sent[:] = [message.iteration]
             reached = r.iteration_of(dst) if self.commits_wait else None
             if reached is not None and message.iteration - reached > 1:

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for whole experiments: configuration, workload, aborts, observations, faults and tape.
+"""Whole experiments, drawn: configuration, workload, aborts, observations, faults, and who answers the choices.
 
 Sizes are small on purpose: nearly every bug of a pipeline shows with three ranks, a handful of requests and a pool of a
 few pages, and small runs are fast to run and to shrink. What is drawn is always a valid scenario: a pool holds each of
@@ -7,18 +7,19 @@ its requests alone, whatever the others take.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn, SearchStrategy
-
+from ppsim.core.digest import digest
 from ppsim.fuzz.arrivals import workload
-from ppsim.fuzz.draw import number
+from ppsim.fuzz.draws import Draws, HypothesisDraws, SeededDraws
 from ppsim.fuzz.experiment import Chooser, Experiment
 from ppsim.fuzz.machine import TINY_CHUNK, machine, stream_choices
 from ppsim.fuzz.pair import two_sides
 from ppsim.fuzz.profiles import Profile
 from ppsim.fuzz.surroundings import chance, surroundings, tiers
+
+if TYPE_CHECKING:
+    from hypothesis.strategies import DrawFn, SearchStrategy
 
 MAX_ITERATIONS = 3000
 RARE = (
@@ -37,16 +38,20 @@ RARE = (
 """Features that keep others from showing; on in one example of four."""
 
 
-@st.composite
-def experiments(draw: DrawFn, profile: Profile) -> Experiment:
+def generated(profile: Profile, seed: int, number: int, index: int) -> Experiment:
+    """Example ``index`` of round ``number`` of a campaign: a function of these four, in any process, in any order."""
+    return drawn(SeededDraws(int(digest(seed, number, index), 16)), profile)
+
+
+def drawn(draw: Draws, profile: Profile) -> Experiment:
     """One experiment of a profile, with a random subset of its features."""
-    on = {name for name in profile.features if draw(st.booleans()) and (name not in RARE or draw(st.booleans()))}
+    on = {name for name in profile.features if draw.flag() and (name not in RARE or draw.flag())}
     on |= set(profile.always)
     if "hicache" in on:  # nothing is copied where nothing is shared, and nothing evicted where memory is plenty
         on |= {"prefixes", "tight_pool"}
     if on & {"retraction", "starved"}:  # nothing is retracted where memory is plenty
         on |= {"tight_pool", "bursts"}
-    role = draw(st.sampled_from(profile.roles))
+    role = draw.one_of(profile.roles)
     work = workload(draw, on)
     raw = {"name": "fuzz", "workload": work, **machine(draw, on, role, work["requests"])}
     surroundings(draw, on, role, raw)
@@ -61,15 +66,15 @@ def experiments(draw: DrawFn, profile: Profile) -> Experiment:
     return Experiment(raw, chooser=chooser(draw))
 
 
-def chooser(draw: DrawFn) -> Chooser:
+def chooser(draw: Draws) -> Chooser:
     """Who answers what the scenario leaves open: nobody, chance, chance for all orders too, or a few surprises."""
-    kind = draw(st.sampled_from(("tape", "seeded", "seeded", "shuffled", "pct")))
+    kind = draw.one_of(("tape", "seeded", "seeded", "shuffled", "pct"))
     if kind == "tape":
         return Chooser()
-    seed = draw(number(0, 10**6))
+    seed = draw.number(0, 10**6)
     if kind != "pct":
         return Chooser(kind, seed)
-    return Chooser(kind, seed, draw(number(1, 4)), draw(st.sampled_from((20, 100, 500))))
+    return Chooser(kind, seed, draw.number(1, 4), draw.one_of((20, 100, 500)))
 
 
 def patience(raw: dict[str, Any]) -> int:
@@ -89,5 +94,11 @@ def patience(raw: dict[str, Any]) -> int:
 
 
 def strategy(profile: Profile) -> SearchStrategy[Experiment]:
-    """The experiments of a profile."""
-    return experiments(profile)
+    """The experiments of a profile for ``@given``: Hypothesis draws each number, and shrinks it towards the first."""
+    from hypothesis.strategies import composite
+
+    @composite
+    def experiments(draw: DrawFn) -> Experiment:
+        return drawn(HypothesisDraws(draw), profile)
+
+    return experiments()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
-from ppsim.fuzz.draw import number
+from ppsim.fuzz.draws import Draws
 from ppsim.scenario.rank import SGLANG
 
 CHUNK = 16
@@ -15,17 +12,17 @@ TINY_CHUNK = 4  # the decodes of a mixed batch can use it up
 RESERVE = 4  # num_reserved_decode_tokens
 
 
-def machine(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
+def machine(draw: Draws, on: set[str], role: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
     """Cluster, scheduler, cost, links, host."""
-    pp_size = draw(st.sampled_from((2, 3, 4, 1) if "rendezvous" not in on else (2, 3, 4)))
-    replicas = draw(st.sampled_from((1, 2))) if "replicas" in on else 1
+    pp_size = draw.one_of((2, 3, 4, 1) if "rendezvous" not in on else (2, 3, 4))
+    replicas = draw.one_of((1, 2)) if "replicas" in on else 1
     scheduler = limits(draw, on, role, requests)
     if "uneven_pools" in on:
         pool = scheduler["max_total_tokens"]
-        scheduler["max_total_tokens"] = [pool + draw(number(0, 40)) for _ in range(pp_size)]
+        scheduler["max_total_tokens"] = [pool + draw.number(0, 40) for _ in range(pp_size)]
     cluster: dict[str, Any] = {
         "pp_size": pp_size,
-        "pp_async_batch_depth": draw(number(0, 2)) if "depth" in on else 0,
+        "pp_async_batch_depth": draw.number(0, 2) if "depth" in on else 0,
         "tp_size": replicas,
         "tp_replicas": replicas,
     }
@@ -43,13 +40,13 @@ def machine(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]
     }
 
 
-def links(draw: DrawFn, on: set[str], scheduler: dict[str, Any]) -> dict[str, Any]:
+def links(draw: Draws, on: set[str], scheduler: dict[str, Any]) -> dict[str, Any]:
     """Latencies, bandwidth, and whether a send blocks; the scheduler's order of sends goes with it."""
     found: dict[str, Any] = {}
     if "jitter" in on:
         found = {"latency_us": 20.0, "jitter_us": 50.0}
     if "overlap" in on:
-        found["bandwidth_gb_per_s"] = draw(st.sampled_from((0.001, 0.01)))
+        found["bandwidth_gb_per_s"] = draw.one_of((0.001, 0.01))
     if "rendezvous" in on:
         found["send"] = "rendezvous"
     if on & {"rendezvous", "parity"}:
@@ -71,12 +68,12 @@ STREAM_CHOICES: dict[str, tuple[str, ...]] = {
 """Keys of ``scenario.links`` that the protocol leaves open (docs/streams.md)."""
 
 
-def stream_choices(draw: DrawFn, role: str, raw: dict[str, Any]) -> None:
+def stream_choices(draw: Draws, role: str, raw: dict[str, Any]) -> None:
     """What the streams of a rank carry and wait for; nothing that locks the right protocol."""
     found, scheduler = raw["links"], raw["scheduler"]
-    raw["cluster"]["cuda_graph"] = draw(st.booleans())
+    raw["cluster"]["cuda_graph"] = draw.flag()
     for key, values in STREAM_CHOICES.items():
-        found[key] = draw(st.sampled_from(values))
+        found[key] = draw.one_of(values)
     if role != "plain" or raw.get("hicache", {}).get("storage"):
         found["payload"] = "eager"
     if found["payload"] == "matched":
@@ -85,10 +82,10 @@ def stream_choices(draw: DrawFn, role: str, raw: dict[str, Any]) -> None:
         found["early_send"] = "after_exchange"  # before it, each waits for a receiver that waits for its output
 
 
-def limits(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
+def limits(draw: Draws, on: set[str], role: str, requests: list[dict[str, Any]]) -> dict[str, Any]:
     """The scheduler's limits and policies."""
-    page = draw(st.sampled_from((1, 4))) if "pages" in on else 1
-    clip = draw(number(1, 4)) if on & {"retraction", "starved"} else 4096
+    page = draw.one_of((1, 4)) if "pages" in on else 1
+    clip = draw.number(1, 4) if on & {"retraction", "starved"} else 4096
     found: dict[str, Any] = {
         "chunked_prefill_size": TINY_CHUNK
         if "tiny_chunks" in on
@@ -98,11 +95,11 @@ def limits(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]
         if "tight_pool" in on
         else 64,
         "page_size": page,
-        "max_running_requests": draw(number(1, 4)) if "few_rows" in on else 16,
-        "pp_max_micro_batch_size": draw(number(1, 3)) if "small_slots" in on else 6,
+        "max_running_requests": draw.number(1, 4) if "few_rows" in on else 16,
+        "pp_max_micro_batch_size": draw.number(1, 3) if "small_slots" in on else 6,
         "enable_mixed_chunk": "mixed" in on and role == "plain",
         "schedule_policy": "lpm" if "lpm" in on and role != "decode" else "fcfs",
-        "prefill_decode_interval": draw(number(1, 3)) if "decode_interval" in on else 0,
+        "prefill_decode_interval": draw.number(1, 3) if "decode_interval" in on else 0,
         "disable_radix_cache": "no_radix" in on,
         "skip_pure_chunked_output_comm": "skip_rule" in on,
         "hidden_send": "after_launch" if "early_hidden" in on and role == "plain" else "after_harvest",
@@ -112,9 +109,9 @@ def limits(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]
     if "tight_pool" in on:
         least = max(least_pool(r, clip, page, role) for r in requests)
         if "starved" in on:
-            least += page * draw(number(len(requests), 6 * len(requests)))
-        slack = draw(st.sampled_from((0, 12))) if "retraction" in on else 12
-        found["max_total_tokens"] = max(CHUNK, -(-least // page) * page) + page * draw(number(0, slack))
+            least += page * draw.number(len(requests), 6 * len(requests))
+        slack = draw.one_of((0, 12)) if "retraction" in on else 12
+        found["max_total_tokens"] = max(CHUNK, -(-least // page) * page) + page * draw.number(0, slack)
     else:
         found["max_total_tokens"] = 600
     if on & {"retraction", "starved"}:
@@ -123,16 +120,16 @@ def limits(draw: DrawFn, on: set[str], role: str, requests: list[dict[str, Any]]
         found["reserve_decode"] = "all_slots"
         found["max_total_tokens"] += sum(r["output"] for r in requests)
     if "prefill_limits" in on:
-        found["max_prefill_tokens"] = draw(st.sampled_from((8, 24, 64)))
-        found["prefill_max_requests"] = draw(number(0, 2))
+        found["max_prefill_tokens"] = draw.one_of((8, 24, 64))
+        found["prefill_max_requests"] = draw.number(0, 2)
     if "turns" in on and role != "decode":
-        prefills, chunks = draw(st.sampled_from(((1, 0), (2, 0), (0, 1), (0, 2), (1, 1))))
+        prefills, chunks = draw.one_of(((1, 0), (2, 0), (0, 1), (0, 2), (1, 1)))
         found["max_consecutive_prefills"], found["max_consecutive_chunks"] = prefills, chunks
     if "mended" in on:
         found["rules"] = "mended"
     if "rule_keys" in on:  # an explicit value wins over the rule set
-        keys = draw(st.lists(st.sampled_from(sorted(SGLANG)), min_size=1, max_size=3, unique=True))
-        found |= {key: draw(st.booleans()) for key in keys}
+        keys = draw.some(sorted(SGLANG), 1, 3)
+        found |= {key: draw.flag() for key in keys}
     return found
 
 

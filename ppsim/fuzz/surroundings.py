@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
-
-from ppsim.fuzz.draw import number
+from ppsim.fuzz.draws import Draws
 from ppsim.fuzz.machine import RESERVE
 
 
-def surroundings(draw: DrawFn, on: set[str], role: str, raw: dict[str, Any]) -> None:
+def surroundings(draw: Draws, on: set[str], role: str, raw: dict[str, Any]) -> None:
     """Roles, observations, timeouts, clocks."""
     if role != "plain":
         raw["disaggregation"] = {
@@ -20,25 +17,25 @@ def surroundings(draw: DrawFn, on: set[str], role: str, raw: dict[str, Any]) -> 
             "num_reserved_decode_tokens": RESERVE,
         }
         if "store_lag" in on:
-            raw["disaggregation"]["store_lag_us"] = draw(st.sampled_from((300.0, 3000.0)))
+            raw["disaggregation"]["store_lag_us"] = draw.one_of((300.0, 3000.0))
             raw["host"]["schedule_us"] = 200.0  # else no time goes by while the first rank waits for the store
     observations: dict[str, Any] = {}
     if "delays" in on:
-        observations["max_delay"] = draw(number(1, 6))
+        observations["max_delay"] = draw.number(1, 6)
     if on & {"listed", "failures"} and role != "pd":
-        observations["listed"] = [listed(draw, on, role, raw) for _ in range(draw(number(0, 3)))]
+        observations["listed"] = [listed(draw, on, role, raw) for _ in range(draw.number(0, 3))]
     if "stuck" in on and role in ("prefill", "decode"):
         never = {"what": KINDS[role][0], "rid": raw["workload"]["requests"][0]["rid"], "at": [10**6] * num_ranks(raw)}
         observations["listed"] = [never, *observations.get("listed", [])]
-        raw["timeouts"] = {"waiting_ms": draw(number(5, 30))}
+        raw["timeouts"] = {"waiting_ms": draw.number(5, 30)}
         raw["host"]["schedule_us"] = 1000.0  # what waits for a limit must see time go by
     if observations:
         raw["observations"] = observations
     if "timeouts" in on:
-        raw["timeouts"] = {"waiting_ms": draw(number(5, 30)), "running_ms": draw(number(5, 60))}
-        raw["faults"] = {"clock_skew_ms": [draw(number(-5, 5)) for _ in range(num_ranks(raw))]}
+        raw["timeouts"] = {"waiting_ms": draw.number(5, 30), "running_ms": draw.number(5, 60)}
+        raw["faults"] = {"clock_skew_ms": [draw.number(-5, 5) for _ in range(num_ranks(raw))]}
     if "pauses" in on:
-        pause = {"rank": draw(number(0, num_ranks(raw) - 1)), "at_iteration": draw(number(0, 20)), "ms": 4.0}
+        pause = {"rank": draw.number(0, num_ranks(raw) - 1), "at_iteration": draw.number(0, 20), "ms": 4.0}
         raw.setdefault("faults", {})["pauses"] = [pause]
 
 
@@ -53,11 +50,9 @@ CHANCE: dict[str, tuple[str, tuple[int, ...]]] = {
 """Feature -> (key of ``scenario.chance``, bounds to draw from)."""
 
 
-def chance(draw: DrawFn, on: set[str], raw: dict[str, Any]) -> None:
+def chance(draw: Draws, on: set[str], raw: dict[str, Any]) -> None:
     """What is left to the choices of the run."""
-    found: dict[str, Any] = {
-        key: draw(st.sampled_from(bounds)) for feature, (key, bounds) in CHANCE.items() if feature in on
-    }
+    found: dict[str, Any] = {key: draw.one_of(bounds) for feature, (key, bounds) in CHANCE.items() if feature in on}
     if "stalls" in on:
         found["pause_ms"] = 4.0
     if "sampled_stops" in on:
@@ -66,49 +61,49 @@ def chance(draw: DrawFn, on: set[str], raw: dict[str, Any]) -> None:
         raw["chance"] = found
 
 
-def tiers(draw: DrawFn, on: set[str], raw: dict[str, Any]) -> None:
+def tiers(draw: Draws, on: set[str], raw: dict[str, Any]) -> None:
     """Host memory and storage: small, slow, uneven, and with something of what the requests ask for."""
     requests, width = raw["workload"]["requests"], num_ranks(raw)
     raw["scheduler"]["disable_radix_cache"] = False
-    host = draw(st.sampled_from((4, 16, 32))) if "tiny_host" in on else 256
+    host = draw.one_of((4, 16, 32)) if "tiny_host" in on else 256
     found: dict[str, Any] = {
         "enabled": True,
         "write_policy": "write_back" if "write_back" in on else "write_through",
         "host_tokens": host,
     }
     if "uneven_host" in on:
-        found["host_tokens"] = [host + draw(number(0, 16)) for _ in range(raw["cluster"]["pp_size"])]
+        found["host_tokens"] = [host + draw.number(0, 16) for _ in range(raw["cluster"]["pp_size"])]
     if "slow_tiers" in on:
-        found["device_host_gb_per_s"] = draw(st.sampled_from((0.1, 1.0)))
-        found["storage_gb_per_s"] = draw(st.sampled_from((0.05, 1.0)))
-        found["storage_latency_us"] = draw(st.sampled_from((0.0, 700.0)))
+        found["device_host_gb_per_s"] = draw.one_of((0.1, 1.0))
+        found["storage_gb_per_s"] = draw.one_of((0.05, 1.0))
+        found["storage_latency_us"] = draw.one_of((0.0, 700.0))
     if "storage" in on:
         found["storage"] = True
-        hits = [draw(st.lists(number(0, 48), min_size=width, max_size=width)) for _ in requests]
+        hits = [[draw.number(0, 48) for _ in range(width)] for _ in requests]
         found["storage_hits"] = [{"rid": r["rid"], "tokens": hit} for r, hit in zip(requests, hits, strict=True)]
     raw["hicache"] = found
     if "listed" in on:
-        at = draw(st.lists(number(0, 40), min_size=width, max_size=width))
-        what = draw(st.sampled_from(("write", "load", "prefetch")))
-        entry = {"what": what, "rid": draw(st.sampled_from(requests))["rid"], "at": at}
+        at = [draw.number(0, 40) for _ in range(width)]
+        what = draw.one_of(("write", "load", "prefetch"))
+        entry = {"what": what, "rid": draw.one_of(requests)["rid"], "at": at}
         raw.setdefault("observations", {}).setdefault("listed", []).append(entry)
 
 
 KINDS = {"plain": (), "prefill": ("bootstrap", "transfer"), "decode": ("handshake", "receive")}
 
 
-def listed(draw: DrawFn, on: set[str], role: str, raw: dict[str, Any]) -> dict[str, Any]:
+def listed(draw: Draws, on: set[str], role: str, raw: dict[str, Any]) -> dict[str, Any]:
     """A fact with its own iteration on each rank."""
     requests = raw["workload"]["requests"]
-    what = draw(st.sampled_from(KINDS[role] + (("grammar",) if "grammar" in on or role == "plain" else ())))
-    target = requests[draw(number(0, len(requests) - 1))]
+    what = draw.one_of(KINDS[role] + (("grammar",) if "grammar" in on or role == "plain" else ()))
+    target = requests[draw.number(0, len(requests) - 1)]
     if what == "grammar" and "grammar" in on:
         target["grammar"] = "json"
     return {
         "what": what,
         "rid": target["rid"],
-        "at": [draw(number(0, 20)) for _ in range(num_ranks(raw))],
-        "failed": "failures" in on and draw(st.booleans()),
+        "at": [draw.number(0, 20) for _ in range(num_ranks(raw))],
+        "failed": "failures" in on and draw.flag(),
     }
 
 
