@@ -16,6 +16,8 @@ def workload(draw: Draws, on: set[str]) -> dict[str, Any]:
     elif "retraction" in on and draw.flag():  # all cross the border of a page at once
         for other in requests:
             other.update(prompt=min(requests[0]["prompt"], 4), at_iteration=requests[0]["at_iteration"])
+    for _ in range(draw.number(1, 2) if "again" in on else 0):
+        requests.append(again(draw, on, requests))
     found: dict[str, Any] = {"source": "requests", "block_tokens": 16, "requests": requests}
     aborts = [abort(draw, requests) for _ in range(draw.number(1, 3))] if "aborts" in on else []
     if "abort_all" in on and draw.flag():
@@ -26,14 +28,29 @@ def workload(draw: Draws, on: set[str]) -> dict[str, Any]:
         first = min(int(r["at_iteration"]) for r in requests)  # right behind it only its prompt is in flight
         at = {"flush": draw.number(0, 60), "early flush": first + draw.number(1, 2)}
         found["flushes"] = [{"rid": rid, "at_iteration": iteration} for rid, iteration in at.items()]
+    if "clients" in on and len({r["rid"] for r in requests}) == len(requests):
+        found["concurrency"] = draw.number(1, 3)  # whoever is free sends the next one
+        for r in requests:
+            del r["at_iteration"]
     return found
 
 
 def abort(draw: Draws, requests: list[dict[str, Any]]) -> dict[str, Any]:
     """Soon after the request has arrived, mostly; or of a request that nobody knows."""
     target = draw.number(0, len(requests))
-    came = requests[target]["at_iteration"] if target < len(requests) else 0
-    return {"rid": name(target), "at_iteration": came + draw.one_of((0, 1, 2, 3, 4, 5, 6, 8, 11, 16, 24, 32))}
+    rid, came = name(target), 0
+    if target < len(requests):
+        rid, came = requests[target]["rid"], requests[target]["at_iteration"]
+    return {"rid": rid, "at_iteration": came + draw.one_of((0, 1, 2, 3, 4, 5, 6, 8, 11, 16, 24, 32))}
+
+
+def again(draw: Draws, on: set[str], requests: list[dict[str, Any]]) -> dict[str, Any]:
+    """Another request with an id that was used before: mostly when that one has ended, and else it is refused."""
+    before = draw.one_of(requests)
+    last = max(r["at_iteration"] for r in requests if r["rid"] == before["rid"])
+    found = request(draw, on, 0) | {"rid": before["rid"], "at_iteration": last + draw.one_of((1, 6, 12, 24, 40, 60))}
+    found.pop("stop_after", None)  # what is sampled is a function of id and position
+    return found | {key: before[key] for key in ("stop_after",) if key in before}
 
 
 def name(index: int) -> str:
@@ -52,7 +69,7 @@ def starve(draw: Draws, requests: list[dict[str, Any]]) -> None:
 def request(draw: Draws, on: set[str], index: int) -> dict[str, Any]:
     """One request; its arrival is early, late, or at once with all others."""
     output = draw.number(8, 30) if "retraction" in on else draw.number(1, 30 if "long_outputs" in on else 8)
-    longest = 120 if "long_prompts" in on else 48
+    longest = 2400 if "big_batches" in on else 120 if "long_prompts" in on else 48
     if "retraction" in on:  # short prompts grow into each other; one long one is cut while they do
         longest = draw.one_of((6, 6, 12, 80))
     found: dict[str, Any] = {

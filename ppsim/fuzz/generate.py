@@ -16,7 +16,7 @@ from ppsim.fuzz.experiment import Chooser, Experiment
 from ppsim.fuzz.machine import TINY_CHUNK, machine, stream_choices
 from ppsim.fuzz.pair import two_sides
 from ppsim.fuzz.profiles import Profile
-from ppsim.fuzz.surroundings import chance, surroundings, tiers
+from ppsim.fuzz.surroundings import chance, copies, num_ranks, once, surroundings, tiers
 
 if TYPE_CHECKING:
     from hypothesis.strategies import DrawFn, SearchStrategy
@@ -34,6 +34,9 @@ RARE = (
     "few_rows",
     "uneven_pools",
     "flush",
+    "again",
+    "big_batches",
+    "clients",
 )
 """Features that keep others from showing; on in one example of four."""
 
@@ -51,16 +54,22 @@ def drawn(draw: Draws, profile: Profile) -> Experiment:
         on |= {"prefixes", "tight_pool"}
     if on & {"retraction", "starved"}:  # nothing is retracted where memory is plenty
         on |= {"tight_pool", "bursts"}
+    if on & {"retraction", "starved", "tiny_chunks"}:  # these have a chunk size and lengths of their own
+        on.discard("big_batches")
     role = draw.one_of(profile.roles)
     work = workload(draw, on)
     raw = {"name": "fuzz", "workload": work, **machine(draw, on, role, work["requests"])}
     surroundings(draw, on, role, raw)
     chance(draw, on, raw)
-    if "hicache" in on and role in ("plain", "prefill"):
+    if "hicache" in on and role != "decode":
         tiers(draw, on, raw)
     raw["run"] = {"max_iterations": MAX_ITERATIONS, "invariants": True, "max_wait_iterations": patience(raw)}
     if role == "pd":
         two_sides(draw, on, raw)
+    if "hicache" in raw and "listed" in on:
+        sides = raw.get("disaggregation", {}).get("decode_pp_size", 0) * raw["cluster"]["tp_replicas"]
+        facts = raw.setdefault("observations", {})
+        facts["listed"] = once([*facts.get("listed", []), copies(draw, raw, num_ranks(raw) + sides)])
     if "streams" in on:
         stream_choices(draw, role, raw)
     return Experiment(raw, chooser=chooser(draw))

@@ -86,14 +86,9 @@ def limits(draw: Draws, on: set[str], role: str, requests: list[dict[str, Any]])
     """The scheduler's limits and policies."""
     page = draw.one_of((1, 4)) if "pages" in on else 1
     clip = draw.number(1, 4) if on & {"retraction", "starved"} else 4096
+    chunk = chunk_size(draw, on)
     found: dict[str, Any] = {
-        "chunked_prefill_size": TINY_CHUNK
-        if "tiny_chunks" in on
-        else CHUNK
-        if on & {"chunks", "starved"}
-        else -1
-        if "tight_pool" in on
-        else 64,
+        "chunked_prefill_size": chunk,
         "page_size": page,
         "max_running_requests": draw.number(1, 4) if "few_rows" in on else 16,
         "pp_max_micro_batch_size": draw.number(1, 3) if "small_slots" in on else 6,
@@ -103,7 +98,7 @@ def limits(draw: Draws, on: set[str], role: str, requests: list[dict[str, Any]])
         "disable_radix_cache": "no_radix" in on,
         "skip_pure_chunked_output_comm": "skip_rule" in on,
         "hidden_send": "after_launch" if "early_hidden" in on and role == "plain" else "after_harvest",
-        "context_length": 256,
+        "context_length": 4096 if "big_batches" in on else 256,
         "clip_max_new_tokens": clip,
     }
     if "tight_pool" in on:
@@ -111,9 +106,9 @@ def limits(draw: Draws, on: set[str], role: str, requests: list[dict[str, Any]])
         if "starved" in on:
             least += page * draw.number(len(requests), 6 * len(requests))
         slack = draw.one_of((0, 12)) if "retraction" in on else 12
-        found["max_total_tokens"] = max(CHUNK, -(-least // page) * page) + page * draw.number(0, slack)
+        found["max_total_tokens"] = max(CHUNK, chunk, -(-least // page) * page) + page * draw.number(0, slack)
     else:
-        found["max_total_tokens"] = 600
+        found["max_total_tokens"] = 12_000 if "big_batches" in on else 600
     if on & {"retraction", "starved"}:
         found["schedule_conservativeness"] = 0.1
     if "all_slots" in on:
@@ -131,6 +126,17 @@ def limits(draw: Draws, on: set[str], role: str, requests: list[dict[str, Any]])
         keys = draw.some(sorted(SGLANG), 1, 3)
         found |= {key: draw.flag() for key in keys}
     return found
+
+
+def chunk_size(draw: Draws, on: set[str]) -> int:
+    """Of a prompt's chunks; -1: none are cut. Big ones make batches on both sides of 1,024 tokens."""
+    if "big_batches" in on:
+        return draw.one_of((2048, 1024, 512)) if "chunks" in on else -1
+    if "tiny_chunks" in on:
+        return TINY_CHUNK
+    if on & {"chunks", "starved"}:
+        return CHUNK
+    return -1 if "tight_pool" in on else 64
 
 
 def least_pool(request: dict[str, Any], clip: int, page: int, role: str) -> int:

@@ -18,7 +18,8 @@ def two_sides(draw: Draws, on: set[str], raw: dict[str, Any]) -> None:
     """Turn an experiment in logical time into one of two pipelines."""
     cluster, work = raw["cluster"], raw["workload"]
     for request in work["requests"]:
-        request["at_ms"] = round(request.pop("at_iteration") * TICK_MS, 3)
+        if "at_iteration" in request:
+            request["at_ms"] = round(request.pop("at_iteration") * TICK_MS, 3)
     for abort in work.get("aborts", ()):
         abort["at_ms"] = round(abort.pop("at_iteration") * TICK_MS, 3)
         abort["side"] = draw.one_of(("both", "decode", "prefill"))
@@ -40,13 +41,15 @@ def two_sides(draw: Draws, on: set[str], raw: dict[str, Any]) -> None:
         "kv_latency_us": draw.one_of((0.0, 900.0)),
         "bootstrap_timeout_ms": draw.one_of((0.0, 60.0)) if "limits" in on else 0.0,
         "receive_timeout_ms": draw.one_of((0.0, 60.0, 60.0)) if "limits" in on else 0.0,
-        "lease_ms": 500.0,  # longer than any write: a sender that lives has stopped by then
+        # Longer than any write: a sender that lives has stopped by then.
+        "lease_ms": 30_000.0 if "big_batches" in on else 500.0,
     }
     if raw.get("faults", {}).get("clock_skew_ms"):  # of all ranks, the prefill side's first
         num_decode = raw["disaggregation"]["decode_pp_size"] * cluster["tp_replicas"]
         raw["faults"]["clock_skew_ms"] += [draw.one_of((-3, 0, 3)) for _ in range(num_decode)]
     if "kv_faults" in on:
-        raw["disaggregation"]["kv_faults"] = [kv_fault(draw, raw) for _ in range(draw.one_of((1, 2)))]
+        faults = [kv_fault(draw, raw) for _ in range(draw.one_of((1, 2)))]
+        raw["disaggregation"]["kv_faults"] = list({(f["rid"], f["rank"], f["nth"]): f for f in faults}.values())
     raw["run"].pop("max_wait_iterations", None)  # a side sleeps while it waits, so iterations say nothing
 
 

@@ -23,10 +23,10 @@ def surroundings(draw: Draws, on: set[str], role: str, raw: dict[str, Any]) -> N
     if "delays" in on:
         observations["max_delay"] = draw.number(1, 6)
     if on & {"listed", "failures"} and role != "pd":
-        observations["listed"] = [listed(draw, on, role, raw) for _ in range(draw.number(0, 3))]
+        observations["listed"] = once([listed(draw, on, role, raw) for _ in range(draw.number(0, 3))])
     if "stuck" in on and role in ("prefill", "decode"):
         never = {"what": KINDS[role][0], "rid": raw["workload"]["requests"][0]["rid"], "at": [10**6] * num_ranks(raw)}
-        observations["listed"] = [never, *observations.get("listed", [])]
+        observations["listed"] = once([never, *observations.get("listed", [])])
         raw["timeouts"] = {"waiting_ms": draw.number(5, 30)}
         raw["host"]["schedule_us"] = 1000.0  # what waits for a limit must see time go by
     if observations:
@@ -53,6 +53,8 @@ CHANCE: dict[str, tuple[str, tuple[int, ...]]] = {
 def chance(draw: Draws, on: set[str], raw: dict[str, Any]) -> None:
     """What is left to the choices of the run."""
     found: dict[str, Any] = {key: draw.one_of(bounds) for feature, (key, bounds) in CHANCE.items() if feature in on}
+    if "refused_memory" in on:
+        found["max_good_allocations"] = draw.one_of((0, 0, 2, 5))
     if "stalls" in on:
         found["pause_ms"] = 4.0
     if "sampled_stops" in on:
@@ -79,14 +81,24 @@ def tiers(draw: Draws, on: set[str], raw: dict[str, Any]) -> None:
         found["storage_latency_us"] = draw.one_of((0.0, 700.0))
     if "storage" in on:
         found["storage"] = True
-        hits = [[draw.number(0, 48) for _ in range(width)] for _ in requests]
-        found["storage_hits"] = [{"rid": r["rid"], "tokens": hit} for r, hit in zip(requests, hits, strict=True)]
+        rids = dict.fromkeys(r["rid"] for r in requests)
+        found["storage_hits"] = [{"rid": rid, "tokens": [draw.number(0, 48) for _ in range(width)]} for rid in rids]
     raw["hicache"] = found
-    if "listed" in on:
-        at = [draw.number(0, 40) for _ in range(width)]
-        what = draw.one_of(("write", "load", "prefetch"))
-        entry = {"what": what, "rid": draw.one_of(requests)["rid"], "at": at}
-        raw.setdefault("observations", {}).setdefault("listed", []).append(entry)
+
+
+def copies(draw: Draws, raw: dict[str, Any], num_ranks: int) -> dict[str, Any]:
+    """When each rank sees the end of a request's copies between the tiers; of two pipelines all ranks are listed."""
+    what = draw.one_of(("write", "load", "prefetch"))
+    rid = draw.one_of(raw["workload"]["requests"])["rid"]
+    return {"what": what, "rid": rid, "at": [draw.number(0, 40) for _ in range(num_ranks)]}
+
+
+def once(entries: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Each fact is listed once; the first entry counts."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for entry in entries:
+        found.setdefault((entry["what"], entry["rid"]), entry)
+    return list(found.values())
 
 
 KINDS = {"plain": (), "prefill": ("bootstrap", "transfer"), "decode": ("handshake", "receive")}
@@ -103,8 +115,14 @@ def listed(draw: Draws, on: set[str], role: str, raw: dict[str, Any]) -> dict[st
         "what": what,
         "rid": target["rid"],
         "at": [draw.number(0, 20) for _ in range(num_ranks(raw))],
-        "failed": "failures" in on and draw.flag(),
+        "failed": failures(draw, num_ranks(raw)) if "failures" in on else False,
     }
+
+
+def failures(draw: Draws, num_ranks: int) -> bool | list[bool]:
+    """On all ranks, on none, or on some: then a vote has to make one answer of it."""
+    kind = draw.one_of(("none", "all", "some", "some"))
+    return [draw.flag() for _ in range(num_ranks)] if kind == "some" else kind == "all"
 
 
 def num_ranks(raw: dict[str, Any]) -> int:

@@ -35,6 +35,7 @@ class Facts:
     observations: Observations
     choices: Choices
     known: dict[tuple[int, str, str], Fact] = field(default_factory=dict)
+    begun: dict[tuple[int, str], int] = field(default_factory=dict)  # (rank, rid) -> iteration of its latest beginning
 
     def act(self, rank: int, iteration: int, what: str, rid: str) -> None:
         """A rank asked its surroundings for something."""
@@ -42,6 +43,7 @@ class Facts:
         if what in BEGINS:  # an id may come again: what was known of the request before it is forgotten
             for old in FACTS_OF_A_TRANSFER:
                 self.known.pop((rank, old, rid), None)
+            self.begun[rank, rid] = iteration
         if kind is not None:
             self.known[rank, kind, rid] = self._fact(rank, iteration, kind, rid)
         elif what in ABORTS and (rank, "abort", rid) not in self.known:
@@ -78,6 +80,10 @@ class Facts:
     def sender(self, rank: int, iteration: int, rid: str) -> int | None:
         return self.poll(rank, iteration, rid, "bootstrap", "transfer")
 
+    def sender_of(self, rank: int, iteration: int, rid: str, arrived: int) -> int | None:
+        """Of the request that was read in iteration ``arrived``: what began before is another one of the same id."""
+        return self.sender(rank, iteration, rid) if self.begun.get((rank, rid), -1) >= arrived else None
+
     def receiver(self, rank: int, iteration: int, rid: str) -> int | None:
         return self.poll(rank, iteration, rid, "handshake", "receive")
 
@@ -89,7 +95,7 @@ class Facts:
     def _fact(self, rank: int, iteration: int, kind: str, rid: str, key: str = "") -> Fact:
         for entry in self.observations.listed:
             if entry.what == kind and entry.rid == rid:
-                return Fact(max(entry.at[rank], iteration), entry.failed)
+                return Fact(max(entry.at[rank], iteration), entry.fails_on(rank))
         return Fact(iteration + self._delay(kind, key or rid, rank), False)
 
     def _delay(self, kind: str, rid: str, rank: int) -> int:

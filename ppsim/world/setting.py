@@ -14,6 +14,7 @@ from ppsim.world.choices import Choices
 from ppsim.world.client import Client, Sampler
 from ppsim.world.marks import Marks
 from ppsim.world.network import Network
+from ppsim.world.refusals import Refusal
 
 if TYPE_CHECKING:
     from ppsim.world.driver import SimulatedRank
@@ -32,7 +33,7 @@ class Setting:
     recording: Recording
     watch: Watch
     facts: Facts
-    failing: dict[str, int] = field(default_factory=dict)  # allocations that fail after admission, by request
+    failing: dict[str, Refusal] = field(default_factory=dict)  # allocations that fail after admission, by request
     scripted: frozenset[str] = frozenset()  # requests that name an iteration: they arrive when they are read
     marks: Marks | None = None  # disaggregation: instants that cut the time to the first token
     peer: Setting | None = None  # two pipelines: of the decode side, the prefill side

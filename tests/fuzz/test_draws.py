@@ -62,16 +62,15 @@ def test_some_are_different_ones() -> None:
 
 
 def test_with_hypothesis_what_is_found_is_shrunk_to_the_simplest_of_its_kind() -> None:
-    """Three stages and a prompt of five tokens: everything that has nothing to do with it is at its least."""
+    """Three stages are wanted: the rest of the cluster, who answers, and what may go wrong are at their least."""
 
     def wanted(experiment: Experiment) -> bool:
-        raw = experiment.raw
-        return bool(raw["cluster"]["pp_size"] == 3 and any(r["prompt"] > 4 for r in raw["workload"]["requests"]))
+        return bool(experiment.raw["cluster"]["pp_size"] == 3)
 
-    found = find(ppsim.experiments("pd"), wanted, settings=settings(max_examples=500, derandomize=True, database=None))
+    found = find(ppsim.experiments("pd"), wanted, settings=settings(max_examples=100, derandomize=True, database=None))
     raw = found.raw
     assert raw["cluster"] == {"pp_size": 3, "pp_async_batch_depth": 0, "tp_size": 1, "tp_replicas": 1}
-    assert raw["workload"]["requests"] == [{"rid": "R0", "at_iteration": 0, "prompt": 5, "output": 1}]
+    assert {r["prompt"] for r in raw["workload"]["requests"]} == {1}
     assert not {"observations", "chance", "faults", "hicache", "timeouts"} & set(raw)
     assert found.chooser.kind == "tape"
 
