@@ -19,12 +19,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, seed, settings
-
 from ppsim.core.parts import UNCHANGED
-from ppsim.fuzz.campaign import TWICE_EVERY
+from ppsim.fuzz.campaign import ROUND, TWICE_EVERY
 from ppsim.fuzz.experiment import Experiment, digest_of, run_experiment
-from ppsim.fuzz.generate import from_the_seed_alone, strategy
+from ppsim.fuzz.generate import generated as example
 from ppsim.fuzz.probes import hits
 from ppsim.fuzz.profiles import profile_named
 from ppsim.scenario.check import check_scenario
@@ -38,23 +36,7 @@ LOCKSTEP = {"check": True, "invariants": False}
 
 def generated(profile: str, num: int, number: int) -> list[Experiment]:
     """Experiments as a campaign generates them."""
-    found: list[Experiment] = []
-
-    @seed(number)
-    @settings(
-        max_examples=num,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy(profile_named(profile)))
-    def collect(experiment: Experiment) -> None:
-        found.append(experiment)
-
-    with from_the_seed_alone():
-        collect()
-    return found
+    return [example(profile_named(profile), number, i // ROUND, i % ROUND) for i in range(num)]
 
 
 def timed(times: defaultdict[str, float], name: str, work: Callable[[], Any]) -> Any:
@@ -102,7 +84,7 @@ def report(num: int, generation_s: float, times: defaultdict[str, float], work: 
     """Milliseconds of an example by phase, shares, and ratios."""
     again = times["whole"] / TWICE_EVERY
     rows = [
-        ("generating it (Hypothesis)", generation_s),
+        ("generating it", generation_s),
         ("validating the scenario", times["validate"]),
         ("simulating, nothing checked", times["unchecked"]),
         ("+ decisions of all ranks compared", times["lockstep"] - times["unchecked"]),

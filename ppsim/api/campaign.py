@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing import get_start_method
 from pathlib import Path
-from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 from ppsim.api.policies import Changes, PolicyLike, changes_of
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from hypothesis.strategies import SearchStrategy
 
 NUM_EXAMPLES = 1000  # where neither a number nor a time is given
-ONE_AT_A_TIME = Lock()  # a campaign steers Hypothesis, which is the process's
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +139,7 @@ def fuzz(
     ``budget_s``: seconds on your clock; ``num_examples``: instead of a time, default 1000. ``profile``: which features
     may be used (``ppsim list profiles``). ``bugs``: planted bugs by name. ``num_jobs``: processes. ``max_s``: an
     example that takes longer has no end, which is a finding (in the main thread only: others have no alarms).
-    ``skip``: go on behind so many examples, in whole hundreds. Campaigns of one process run one after the other.
+    ``skip``: go on behind so many examples, in whole hundreds.
 
     With ``num_examples`` the answer is a function of the arguments. Raises UsageError for what is unknown or
     contradicts itself.
@@ -173,8 +171,7 @@ def fuzz(
     )
     if num_jobs > 1 and get_start_method() != "fork":
         check_can_travel(order)
-    with ONE_AT_A_TIME:
-        result = run_campaign(order, num_jobs=num_jobs)
+    result = run_campaign(order, num_jobs=num_jobs)
     if result.is_cut and not result.findings:
         raise KeyboardInterrupt
     return Campaign(result, [Found(finding, change) for finding in result.findings])

@@ -49,7 +49,7 @@ class Audit:
         self.reads, self.transfers, self.conclusions = LaunchReads(tell), TransferRules(), Conclusions(tell)
         self.free_after: dict[int, tuple[int, int]] = {}
         self.aborted: dict[int, dict[str, int]] = {}  # rank -> rid -> iteration in which its abort was read
-        self.stored: dict[tuple[int, str], int] = {}
+        self.stored: dict[tuple[int, str, int], int] = {}  # (rank, rid, iteration of arrival) -> status
         self.lists: dict[int, set[int]] = {}  # rank -> iterations whose request list it has taken, not yet decided
 
     def watch(self, r: Seat) -> None:
@@ -239,8 +239,9 @@ class Audit:
     def posted(self, r: Seat, dst: int, message: Message) -> None:
         if isinstance(message, Meta):
             sent = self.metas.setdefault((r.rank_id, dst), [])
-            if sent and message.iteration != sent[-1] + 1:
-                self.fail("INV-02", r, f"the request list of iteration {message.iteration} follows that of {sent[-1]}")
+            if message.iteration != (sent[-1] + 1 if sent else 0):
+                before = f"follows that of {sent[-1]}" if sent else "is the first one that it sends, that of 0 is due"
+                self.fail("INV-02", r, f"the request list of iteration {message.iteration} {before}")
             sent[:] = [message.iteration]
             reached = r.iteration_of(dst) if self.commits_wait else None
             if reached is not None and message.iteration - reached > 1:
@@ -261,6 +262,7 @@ class Audit:
 
     def launched_on(self, r: Seat, batch: ForwardBatch, reply: object) -> None:
         """What the last rank sampled for a launch, one token a row; that of a middle chunk counts for nothing."""
+        self.rules.turns.launched(r)
         if r.rank.config.is_last:
             rows = zip(batch.pieces, r.sampled(reply), strict=True)
             tokens = tuple((piece.rid, token) for piece, token in rows if piece.is_last_chunk)
@@ -292,12 +294,13 @@ class Audit:
         """Statuses as they have arrived at the first rank, and what it makes of them."""
         if any(status is None for status in statuses) and value > KVPoll.BOOTSTRAPPING:
             self.fail("INV-55", r, f"a status of {rid} is missing, yet the store says {value}")
+        arrived = r.rank.scheduler.requests[rid].arrived  # an id may come again
         for rank, status in enumerate(statuses):
-            before = self.stored.get((rank, rid))
+            before = self.stored.get((rank, rid, arrived))
             if status is not None and before is not None and status != KVPoll.FAILED and status < before:
                 self.fail("INV-54", r, f"the status of {rid} on rank {rank} went back from {before} to {status}")
             if status is not None:
-                self.stored[rank, rid] = status
+                self.stored[rank, rid, arrived] = status
 
     def released(self, r: Seat, finished: tuple[str, ...]) -> None:
         """KV that is sent or received is given back, or computed on, only when this rank's own transfer is terminal."""

@@ -44,6 +44,10 @@ class TurnRules:
         """Before a rank runs: what the world is going to refuse it."""
         self.turns[r.rank_id] = Turns(refusals_left=dict(r.rank.refusals))
 
+    def launched(self, r: Seat) -> None:
+        """Behind a launch the world may begin to refuse memory (chance.max_good_allocations)."""
+        self.turns[r.rank_id].refusals_left = dict(r.rank.refusals)
+
     def decided(self, r: Seat, decision: Decision) -> None:
         """Raises InvariantViolation where a turn was not given."""
         scheduler = r.rank.scheduler

@@ -39,7 +39,7 @@ class Rank:
     make_scheduler: MakeScheduler
     plan: Plan = ()  # the phases of an iteration, in order (loop.py)
     at_end: Plan = ()  # what is still owed to others after the last one
-    refusals: dict[str, int] = field(default_factory=dict)  # by rid: allocations that are refused on all ranks alike
+    refusals: dict[str, int] = field(default_factory=dict)  # by rid: allocations still refused, on all ranks alike
     local_tokens: tuple[int, int] = (0, 0)  # capacities of this rank alone: KV pool, host tier
     iteration: int = 0
     stopped: bool = False
@@ -81,7 +81,7 @@ class Rank:
         self.started = self.make_scheduler(
             self.config, capacity_tokens.value, num_host_tokens, self.policy, self.journal
         )
-        self.started.refusals_left = dict(self.refusals)
+        self.started.refusals_left = self.refusals
         s = self.started
         owners = (s, s.role, s.kv, s.kv.tree, s.kv.pool)
         self.checker = start_checker(self.config, owners, lambda: self.iteration)

@@ -9,13 +9,9 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import seed as hypothesis_seed
 
 from ppsim.core.digest import digest
 from ppsim.core.parts import Change
@@ -31,7 +27,7 @@ from ppsim.fuzz.experiment import (
     Terms,
     run_experiment,
 )
-from ppsim.fuzz.generate import from_the_seed_alone, strategy
+from ppsim.fuzz.generate import generated
 from ppsim.fuzz.probes import hits
 from ppsim.fuzz.profiles import Profile, profile_named
 from ppsim.fuzz.repro import Repro
@@ -121,10 +117,6 @@ class CampaignResult:
         return [name for name in self.names if not self.fired[name]] if self.num_examples else []
 
 
-class Stop(BaseException):
-    """Ends a round at the first failure. No Exception: Hypothesis would run that example again, and call it flaky."""
-
-
 def run_round(order: Order, number: int, num_examples: int, deadline: float | None = None) -> RoundResult:
     """Generate and run the examples of one round; stops at its first failure, or after ``deadline`` (monotonic)."""
     result = RoundResult(number)
@@ -132,35 +124,24 @@ def run_round(order: Order, number: int, num_examples: int, deadline: float | No
     made = order.loaded()
     digests: list[str] = []
 
-    @hypothesis_seed(int(digest(order.seed, number), 16))
-    @settings(
-        max_examples=num_examples,
-        database=None,
-        deadline=None,
-        phases=(Phase.generate,),
-        suppress_health_check=list(HealthCheck),
-    )
-    @given(strategy(profile))
-    def check(experiment: Experiment) -> None:
-        if deadline is not None and time.monotonic() > deadline:
-            raise Stop
-        try:
-            outcome = examine(experiment, made.change, result, order.terms)
-        except UsageError as error:
-            result.refused = str(error)
-            raise Stop from None
-        if outcome is None:
-            return
-        digests.append(outcome.digest)
-        if outcome.signature is not None:
-            result.failing = experiment
-            result.signature = outcome.signature
-            result.endless = outcome if outcome.signature.invariant == NO_END else None
-            raise Stop
-
     try:
-        with suppress(Stop), from_the_seed_alone():
-            check()
+        for index in range(num_examples):
+            if deadline is not None and time.monotonic() > deadline:
+                break
+            experiment = generated(profile, order.seed, number, index)
+            try:
+                outcome = examine(experiment, made.change, result, order.terms)
+            except UsageError as error:
+                result.refused = str(error)
+                break
+            if outcome is None:
+                continue
+            digests.append(outcome.digest)
+            if outcome.signature is not None:
+                result.failing = experiment
+                result.signature = outcome.signature
+                result.endless = outcome if outcome.signature.invariant == NO_END else None
+                break
     except KeyboardInterrupt:
         result.is_cut = True
     result.digest = digest(number, tuple(digests))

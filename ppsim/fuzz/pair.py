@@ -9,20 +9,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from hypothesis import strategies as st
-from hypothesis.strategies import DrawFn
+from ppsim.fuzz.draws import Draws
 
 TICK_MS = 0.7  # between two iterations of arrival, so that some meet a busy server and some do not
 
 
-def two_sides(draw: DrawFn, on: set[str], raw: dict[str, Any]) -> None:
+def two_sides(draw: Draws, on: set[str], raw: dict[str, Any]) -> None:
     """Turn an experiment in logical time into one of two pipelines."""
     cluster, work = raw["cluster"], raw["workload"]
     for request in work["requests"]:
-        request["at_ms"] = round(request.pop("at_iteration") * TICK_MS, 3)
+        if "at_iteration" in request:
+            request["at_ms"] = round(request.pop("at_iteration") * TICK_MS, 3)
     for abort in work.get("aborts", ()):
         abort["at_ms"] = round(abort.pop("at_iteration") * TICK_MS, 3)
-        abort["side"] = draw(st.sampled_from(("both", "decode", "prefill")))
+        abort["side"] = draw.one_of(("both", "decode", "prefill"))
     raw["observations"] = {"max_delay": raw.get("observations", {}).get("max_delay", 0)}
     raw["host"]["schedule_us"] = 50.0
     raw["model"] = {
@@ -33,31 +33,33 @@ def two_sides(draw: DrawFn, on: set[str], raw: dict[str, Any]) -> None:
     page, pool = raw["scheduler"]["page_size"], raw["scheduler"]["max_total_tokens"]
     pool = min(pool) if isinstance(pool, list) else pool
     raw["disaggregation"] |= {
-        "decode_pp_size": draw(st.sampled_from((cluster["pp_size"], 1))),
-        "decode_pp_async_batch_depth": draw(st.sampled_from((0, 1, 2))) if "depth" in on else 0,
-        "decode_max_total_tokens": pool + page * draw(st.sampled_from(tuple(range(9)))),
-        "control_latency_us": draw(st.sampled_from((0.0, 20.0, 700.0))),
-        "kv_bandwidth_gb_per_s": draw(st.sampled_from((0.0, 0.01, 0.002))),
-        "kv_latency_us": draw(st.sampled_from((0.0, 900.0))),
-        "bootstrap_timeout_ms": draw(st.sampled_from((0.0, 60.0))) if "limits" in on else 0.0,
-        "receive_timeout_ms": draw(st.sampled_from((0.0, 60.0, 60.0))) if "limits" in on else 0.0,
-        "lease_ms": 500.0,  # longer than any write: a sender that lives has stopped by then
+        "decode_pp_size": draw.one_of((cluster["pp_size"], 1)),
+        "decode_pp_async_batch_depth": draw.one_of((0, 1, 2)) if "depth" in on else 0,
+        "decode_max_total_tokens": pool + page * draw.one_of(tuple(range(9))),
+        "control_latency_us": draw.one_of((0.0, 20.0, 700.0)),
+        "kv_bandwidth_gb_per_s": draw.one_of((0.0, 0.01, 0.002)),
+        "kv_latency_us": draw.one_of((0.0, 900.0)),
+        "bootstrap_timeout_ms": draw.one_of((0.0, 60.0)) if "limits" in on else 0.0,
+        "receive_timeout_ms": draw.one_of((0.0, 60.0, 60.0)) if "limits" in on else 0.0,
+        # Longer than any write: a sender that lives has stopped by then.
+        "lease_ms": 30_000.0 if "big_batches" in on else 500.0,
     }
     if raw.get("faults", {}).get("clock_skew_ms"):  # of all ranks, the prefill side's first
         num_decode = raw["disaggregation"]["decode_pp_size"] * cluster["tp_replicas"]
-        raw["faults"]["clock_skew_ms"] += [draw(st.sampled_from((-3, 0, 3))) for _ in range(num_decode)]
+        raw["faults"]["clock_skew_ms"] += [draw.one_of((-3, 0, 3)) for _ in range(num_decode)]
     if "kv_faults" in on:
-        raw["disaggregation"]["kv_faults"] = [kv_fault(draw, raw) for _ in range(draw(st.sampled_from((1, 2))))]
+        faults = [kv_fault(draw, raw) for _ in range(draw.one_of((1, 2)))]
+        raw["disaggregation"]["kv_faults"] = list({(f["rid"], f["rank"], f["nth"]): f for f in faults}.values())
     raw["run"].pop("max_wait_iterations", None)  # a side sleeps while it waits, so iterations say nothing
 
 
-def kv_fault(draw: DrawFn, raw: dict[str, Any]) -> dict[str, Any]:
+def kv_fault(draw: Draws, raw: dict[str, Any]) -> dict[str, Any]:
     """One KV write that goes wrong. A lost one needs a limit: nobody else ends the wait for it."""
     num_ranks = raw["cluster"]["pp_size"] * raw["cluster"]["tp_replicas"]
     ends = raw["disaggregation"]["receive_timeout_ms"] > 0
     return {
-        "rid": draw(st.sampled_from(raw["workload"]["requests"]))["rid"],
-        "rank": draw(st.sampled_from(tuple(range(num_ranks)))),
-        "nth": draw(st.sampled_from((1, 1, 2))),
-        "what": draw(st.sampled_from(("failed", "lost", "lost"))) if ends else "failed",
+        "rid": draw.one_of(raw["workload"]["requests"])["rid"],
+        "rank": draw.one_of(tuple(range(num_ranks))),
+        "nth": draw.one_of((1, 1, 2)),
+        "what": draw.one_of(("failed", "lost", "lost")) if ends else "failed",
     }

@@ -11,12 +11,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
+from ppsim.core.hicache import HiRadixCache
 from ppsim.core.request import TABLE
 from ppsim.core.scheduler import Scheduler
 from ppsim.fuzz.coverage import Coverage
 from ppsim.fuzz.experiment import Outcome
 from ppsim.recording import Recording
 from ppsim.scenario.tree import Scenario
+from ppsim.world.setting import Setting
+
+THRESHOLD = 1024  # tokens of a batch from which kernels and policies may take another path
 
 NOTED: tuple[str, ...] = (
     "abort waiting at rest",
@@ -38,12 +42,17 @@ NOTED: tuple[str, ...] = (
 
 @dataclass(frozen=True)
 class Evidence:
-    """A finished run as probes see it: rank 0's records, what its journal told, and its scheduler at the end."""
+    """A finished run as probes see it: rank 0's records, what its journal told, and its scheduler at the end.
+
+    Of two pipelines it is the decode side's. ``prompts`` is the server that computes prompts: of two the other one.
+    """
 
     scenario: Scenario
     recording: Recording
     scheduler: Scheduler
     coverage: Coverage
+    prompts: Setting
+    is_pair: bool
 
     def met(self, situation: str) -> bool:
         return self.coverage.situations[situation] > 0
@@ -67,6 +76,34 @@ class Evidence:
     @cached_property
     def requests_read(self) -> dict[int, int]:
         return {e.iteration: sum(1 for i in e.inputs if i.kind == "new") for e in self.recording.ingestions}
+
+    @cached_property
+    def batch_tokens(self) -> list[int]:
+        """New tokens of each batch with a piece of a prompt."""
+        decisions = self.prompts.recording.decisions[0]
+        return [sum(new for _, _, new in d.pieces) for d in decisions if d.mode in ("extend", "mixed")]
+
+    @cached_property
+    def tiers(self) -> HiRadixCache | None:
+        """Of the server that computes prompts."""
+        started = self.prompts.ranks[0].rank.started
+        return None if started is None else started.kv.tiers
+
+    @cached_property
+    def came_again(self) -> set[str]:
+        """Ids that were read more than once."""
+        read = [item.rid for entry in self.recording.ingestions for item in entry.inputs if item.kind == "new"]
+        return {rid for rid in read if read.count(rid) > 1}
+
+    def fails_on_some(self, *kinds: str) -> bool:
+        """A fact of such a kind fails on some ranks and comes true on others, and its request ended for it."""
+        mixed = {
+            entry.rid
+            for entry in self.scenario.observations.listed
+            if entry.what in kinds and not isinstance(entry.failed, bool) and len(set(entry.failed)) > 1
+        }
+        words = ("handshake", "KV transfer", "grammar failed")
+        return any(r.rid in mixed and any(word in r.reason for word in words) for r in self.recording.replies)
 
     def statuses(self, status: str) -> int:
         return sum(1 for reply in self.recording.replies if reply.status == status)
@@ -110,6 +147,25 @@ def retracted_again(e: Evidence) -> bool:
         for rid in d.retracted:
             seen[rid] = seen.get(rid, 0) + 1
     return any(n > 1 for n in seen.values())
+
+
+def served_again(e: Evidence) -> bool:
+    """An id came again, and both requests were taken."""
+    taken = [r.rid for r in e.recording.replies if r.status in ("finished", "aborted")]
+    return any(taken.count(rid) > 1 for rid in e.came_again)
+
+
+def refused_behind_a_launch(e: Evidence) -> bool:
+    """The world refused memory to a launch of a request that had launched before."""
+    left = e.prompts.ranks[0].rank.refusals
+    return any(
+        refusal.behind and left.get(rid, refusal.num_failing) < refusal.num_failing
+        for rid, refusal in e.prompts.failing.items()
+    )
+
+
+def thresholds(e: Evidence) -> bool:
+    return any(n > THRESHOLD for n in e.batch_tokens) and any(n < THRESHOLD for n in e.batch_tokens)
 
 
 def abort_in_retraction(e: Evidence) -> bool:
@@ -180,6 +236,19 @@ DERIVED: dict[str, Callable[[Evidence], bool]] = {
     "a middle stage": lambda e: e.scenario.cluster.pp_size > 2,
     "a slot more than stages": lambda e: e.scenario.cluster.pp_async_batch_depth > 0,
     "tensor-parallel replicas": lambda e: e.scenario.cluster.tp_replicas > 1,
+    "tensor-parallel replicas load back from host memory": lambda e: (
+        e.scenario.cluster.tp_replicas > 1 and e.tiers is not None and e.tiers.num_loaded_tokens > 0
+    ),
+    "two pipelines: a load-back": lambda e: e.is_pair and e.tiers is not None and e.tiers.num_loaded_tokens > 0,
+    "two pipelines: a prefetch hit": lambda e: e.is_pair and e.tiers is not None and e.tiers.num_fetched_tokens > 0,
+    "memory refused to a later launch": refused_behind_a_launch,
+    "batches above and below 1,024 tokens": thresholds,
+    "an id comes again and is served": served_again,
+    "an id comes again and is refused": lambda e: e.reasons("is already here") > 0,
+    "clients that wait for answers": lambda e: 0 < e.scenario.workload.concurrency < len(e.recording.arrivals),
+    "a handshake fails on some ranks": lambda e: e.fails_on_some("bootstrap", "handshake"),
+    "a transfer fails on some ranks": lambda e: e.fails_on_some("transfer", "receive"),
+    "a grammar fails on some ranks": lambda e: e.fails_on_some("grammar"),
     "facts at different iterations on different ranks": lambda e: any(
         len(set(o.at)) > 1 for o in e.scenario.observations.listed
     ),
@@ -198,7 +267,8 @@ def hits(outcome: Outcome) -> tuple[list[str], list[str]]:
     if rank.started is None:
         return [], []
     scheduler = rank.started
-    evidence = Evidence(result.setting.scenario, result.recording, scheduler, coverage)
+    setting, peer = result.setting, result.setting.peer
+    evidence = Evidence(setting.scenario, result.recording, scheduler, coverage, peer or setting, peer is not None)
     found = [name for name in NOTED if name in coverage.situations]
     found += [name for name, test in DERIVED.items() if test(evidence)]
     return found, [f"{state.value} x {event.value}" for state, event in coverage.arrows]

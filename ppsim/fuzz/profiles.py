@@ -48,6 +48,9 @@ BASE = (
     "sampled_stops",
     "ignore_eos",
     "streams",
+    "again",
+    "big_batches",
+    "clients",
 )
 RULES = ("mended", "rule_keys")
 POLICY = (
@@ -89,11 +92,15 @@ PROFILES: dict[str, Profile] = {
             ("retraction",),
         ),
         Profile("pd", ("prefill", "decode"), (*BASE, *DELAYS, *SIDES, "aborts", "abort_all", "grammar")),
-        Profile("pair", ("pd",), (*BASE, "aborts", "abort_all", "ring_bootstrap", *WIRE, "delays")),
+        Profile(
+            "pair",
+            ("pd",),
+            (*BASE, "aborts", "abort_all", "ring_bootstrap", *WIRE, "delays", "listed", "hicache", *TIERS),
+        ),
         Profile("grammar", ("plain",), (*BASE, *DELAYS, "grammar", "aborts", "failures"), ("grammar",)),
         Profile(
             "hicache",
-            ("plain", "plain", "prefill"),
+            ("plain", "plain", "prefill", "pd"),
             (*BASE, *RULES, "lpm", "few_rows", "small_slots", "mixed", "aborts", "abort_all", "flush", *DELAYS, *TIERS),
             ("hicache", "prefixes", "tight_pool"),
         ),

@@ -89,6 +89,8 @@ DEFAULTS: tuple[tuple[str, str, Any], ...] = (
     ("chance", "pause_iterations", 0),
     ("chance", "max_lost_pages", 0),
     ("chance", "max_failed_allocations", 0),
+    ("chance", "max_good_allocations", 0),
+    ("workload", "concurrency", 0),
     ("chance", "stops", False),
     ("hicache", "write_policy", "write_through"),
     ("hicache", "storage", False),
@@ -267,7 +269,24 @@ def fewer_ranks(e: Experiment) -> Iterator[Experiment]:
     for depth in range(cluster.get("pp_async_batch_depth", 0)):
         yield edited(e, lambda raw, d=depth: raw["cluster"].__setitem__("pp_async_batch_depth", d))  # type: ignore[misc]
     if e.raw.get("disaggregation", {}).get("decode_pp_size", 1) > 1:
-        yield edited(e, lambda raw: raw["disaggregation"].__setitem__("decode_pp_size", 1))
+        yield edited(e, one_decode_stage)
+
+
+def one_decode_stage(raw: dict[str, Any]) -> None:
+    raw["disaggregation"]["decode_pp_size"] = 1
+    replicas = raw["cluster"].get("tp_replicas", 1)
+    cut_lists(raw, raw["cluster"]["pp_size"] * replicas, raw["cluster"]["pp_size"] * replicas, replicas)
+
+
+def cut_lists(raw: dict[str, Any], before: int, after: int, num_decode: int) -> None:
+    """What has an entry for each rank: the ranks of a decode side come behind the ``before`` of the first pipeline."""
+    for entry in raw.get("observations", {}).get("listed", ()):
+        for key in ("at", "failed"):
+            if isinstance(entry.get(key), list):
+                entry[key] = of_fewer(entry[key][:before], after) + entry[key][before:][:num_decode]
+    skews = raw.get("faults", {}).get("clock_skew_ms")
+    if skews:
+        raw["faults"]["clock_skew_ms"] = skews[:after] + skews[before:][:num_decode]
 
 
 def resize(raw: dict[str, Any], pp_size: int, replicas: int) -> None:
@@ -278,19 +297,19 @@ def resize(raw: dict[str, Any], pp_size: int, replicas: int) -> None:
     pool = raw["scheduler"].get("max_total_tokens")
     if isinstance(pool, list):
         raw["scheduler"]["max_total_tokens"] = pool[:pp_size]
-    for entry in raw.get("observations", {}).get("listed", ()):
-        # Keep the first and the last rank: the bug is most often between the two ends.
-        entry["at"] = [*entry["at"][: after - 1], entry["at"][before - 1]] if after > 1 else entry["at"][:1]
+    cut_lists(raw, before, after, num_decode)
     faults, tiers = raw.get("faults", {}), raw.get("hicache", {})
-    if faults.get("clock_skew_ms"):  # of two pipelines the decode side's come last
-        skews = faults["clock_skew_ms"]
-        faults["clock_skew_ms"] = skews[:after] + skews[len(skews) - num_decode :]
     for pause in faults.get("pauses", ()):
         pause["rank"] = min(pause["rank"], after - 1)
     if isinstance(tiers.get("host_tokens"), list):
         tiers["host_tokens"] = tiers["host_tokens"][:pp_size]
     for hit in tiers.get("storage_hits", ()):
-        hit["tokens"] = [*hit["tokens"][: after - 1], hit["tokens"][-1]] if after > 1 else hit["tokens"][:1]
+        hit["tokens"] = of_fewer(hit["tokens"], after)
+
+
+def of_fewer(values: list[Any], num: int) -> list[Any]:
+    """One value for each of fewer ranks: those of the first and the last are kept, for a bug is most often between."""
+    return [*values[: num - 1], values[-1]] if num > 1 else values[:1]
 
 
 def resize_decode_side(raw: dict[str, Any], pp_size: int, replicas: int) -> int:
@@ -301,8 +320,9 @@ def resize_decode_side(raw: dict[str, Any], pp_size: int, replicas: int) -> int:
     if sides.get("decode_pp_size", pp_size) > 1:
         sides["decode_pp_size"] = pp_size
     raw.setdefault("model", {}).update(num_attention_heads=replicas, num_key_value_heads=replicas)
-    for fault in sides.get("kv_faults", ()):
-        fault["rank"] = min(fault["rank"], pp_size * replicas - 1)
+    faults = [f | {"rank": min(f["rank"], pp_size * replicas - 1)} for f in sides.get("kv_faults", ())]
+    if faults:  # each write goes wrong once
+        sides["kv_faults"] = list({(f["rid"], f["rank"], f.get("nth", 1)): f for f in faults}.values())
     return int(sides.get("decode_pp_size", pp_size)) * replicas
 
 

@@ -12,7 +12,7 @@ from ppsim.scenario.gpu import scenario_gpu
 from ppsim.scenario.hicache import check_hicache
 from ppsim.scenario.layers import known_shape, num_layers
 from ppsim.scenario.stagecost import stage_cost
-from ppsim.scenario.tree import MAX_RANKS, MAX_REQUESTS, MAX_TOKENS, Scenario
+from ppsim.scenario.tree import MAX_RANKS, MAX_REQUESTS, MAX_TOKENS, Scenario, ScriptedRequest
 
 
 def check_scenario(s: Scenario) -> None:
@@ -135,21 +135,14 @@ def check_workload(s: Scenario) -> None:
         raise ScenarioError(
             "workload.prefix_tokens", f"is 0, so the {w.num_prefixes} shared prefixes are empty", "give their length"
         )
-    seen: dict[str, int] = {}
     for i, r in enumerate(w.requests):
-        if r.rid in seen:
-            raise ScenarioError(
-                f"workload.requests.{i}.rid",
-                f"{r.rid!r} is already the id of request {seen[r.rid]}",
-                "ids are unique",
-            )
-        seen[r.rid] = i
         if r.at_iteration is not None and r.at_ms is not None:
             raise ScenarioError(
                 f"workload.requests.{i}",
                 "has both at_iteration and at_ms",
                 "a request arrives at one of them",
             )
+    check_ids(s)
     if w.source != "requests" and w.requests:
         raise ScenarioError(
             "workload.requests", f"would be ignored: workload.source is {w.source!r}", "source = 'requests' serves them"
@@ -165,6 +158,35 @@ def check_workload(s: Scenario) -> None:
             raise ScenarioError(
                 f"workload.{name}.value", f"{length.value} is outside min {length.min} to max {length.max}"
             )
+
+
+def check_ids(s: Scenario) -> None:
+    """An id may come again, as it does from real clients: later, and so that it is clear what is meant by it."""
+    last: dict[str, int] = {}
+    for i, r in enumerate(s.workload.requests):
+        if r.rid in last:
+            before = s.workload.requests[last[r.rid]]
+            problem = f"{r.rid!r} is already the id of request {last[r.rid]}"
+            if s.workload.concurrency:
+                hint = "with workload.concurrency ids are unique: an answer tells a client by the id that it is free"
+                raise ScenarioError(f"workload.requests.{i}.rid", problem, hint)
+            if not comes_later(before, r):
+                hint = "an id may come again only at a later at_iteration or at_ms than before; give another one"
+                raise ScenarioError(f"workload.requests.{i}.rid", problem, hint)
+            if r.stop_after != before.stop_after:
+                raise ScenarioError(
+                    f"workload.requests.{i}.stop_after",
+                    f"is {r.stop_after}, but request {last[r.rid]} of the same id {r.rid!r} has {before.stop_after}",
+                    "what is sampled is a function of id and position: give both the same, or another id",
+                )
+        last[r.rid] = i
+
+
+def comes_later(before: ScriptedRequest, r: ScriptedRequest) -> bool:
+    """Whether both name a moment in the same clock, and this one's is behind the other's; none: iteration 0."""
+    if r.at_ms is not None or before.at_ms is not None:
+        return r.at_ms is not None and before.at_ms is not None and r.at_ms > before.at_ms
+    return (r.at_iteration or 0) > (before.at_iteration or 0)
 
 
 def check_clients(s: Scenario) -> None:
@@ -213,13 +235,7 @@ def check_surroundings(s: Scenario) -> None:
     if s.disaggregation.role == "pd":
         check_two_pipelines(s)
     num_ranks = (s.cluster.pp_size + decode_stages(s)) * s.cluster.tp_replicas
-    for i, entry in enumerate(s.observations.listed):
-        if len(entry.at) != num_ranks:
-            raise ScenarioError(
-                f"observations.listed.{i}.at",
-                f"has {len(entry.at)} entries for {num_ranks} ranks",
-                "give the iteration of each rank in which it sees the fact",
-            )
+    check_listed(s, num_ranks)
     if s.faults.clock_skew_ms and len(s.faults.clock_skew_ms) != num_ranks:
         raise ScenarioError(
             "faults.clock_skew_ms",
@@ -248,6 +264,29 @@ def check_surroundings(s: Scenario) -> None:
         )
     if s.disaggregation.role == "decode" and s.scheduler.enable_mixed_chunk:
         raise ScenarioError("scheduler.enable_mixed_chunk", "a decode server has no prefill batches to mix with")
+
+
+def check_listed(s: Scenario, num_ranks: int) -> None:
+    """Facts that are listed: one value for each rank, and one entry for each fact."""
+    seen: dict[tuple[str, str], int] = {}
+    for i, entry in enumerate(s.observations.listed):
+        for key, values in (("at", entry.at), ("failed", entry.failed)):
+            if isinstance(values, tuple) and len(values) != num_ranks:
+                raise ScenarioError(
+                    f"observations.listed.{i}.{key}",
+                    f"has {len(values)} entries for {num_ranks} ranks",
+                    "give the iteration of each rank in which it sees the fact"
+                    if key == "at"
+                    else "give one value for all ranks, or one for each",
+                )
+        first = seen.setdefault((entry.what, entry.rid), i)
+        if first != i:
+            raise ScenarioError(
+                f"observations.listed.{i}",
+                f"{entry.what!r} of {entry.rid!r} is listed in entry {first} already",
+                "they contradict each other: a fact comes once on each rank, so list it once (an id that comes again "
+                "has the same facts)",
+            )
 
 
 def check_links(s: Scenario) -> None:
@@ -296,6 +335,10 @@ def decode_stages(s: Scenario) -> int:
     return (d.decode_pp_size or s.cluster.pp_size) if d.role == "pd" else 0
 
 
+ACROSS = ("bootstrap", "transfer", "handshake", "receive")
+"""Facts that are the other side's doing."""
+
+
 def check_two_pipelines(s: Scenario) -> None:
     """Role "pd": what two pipelines cannot do, or could only do by standing still for ever."""
     d = s.disaggregation
@@ -319,13 +362,21 @@ def check_two_pipelines(s: Scenario) -> None:
                 "a request goes to both sides at a time: use at_ms",
             )
     for i, entry in enumerate(s.observations.listed):
-        if entry.what != "grammar":
+        if entry.what in ACROSS:
             raise ScenarioError(
                 f"observations.listed.{i}.what",
                 f"{entry.what!r} is what the two sides do to each other",
                 "list it only for a single role, where the peer is modelled",
             )
+    faults: dict[tuple[str, int, int], int] = {}
     for i, fault in enumerate(d.kv_faults):
+        first = faults.setdefault((fault.rid, fault.rank, fault.nth), i)
+        if first != i:
+            raise ScenarioError(
+                f"disaggregation.kv_faults.{i}",
+                f"write {fault.nth} of {fault.rid!r} on rank {fault.rank} goes wrong in entry {first} already",
+                "one entry for each write",
+            )
         if fault.rank >= s.cluster.pp_size * s.cluster.tp_replicas:
             raise ScenarioError(
                 f"disaggregation.kv_faults.{i}.rank",

@@ -314,6 +314,11 @@ RULES: tuple[Rule, ...] = (
     Rule(("workload.num_chunks",), lambda s: s.workload.source != "chunks", "workload.source is {s.workload.source!r}"),
     Rule(PREFIXES[1:], lambda s: not s.workload.num_prefixes, "workload.num_prefixes is 0"),
     Rule(("workload.eos_probability",), lambda s: s.workload.ignore_eos, "workload.ignore_eos is set"),
+    Rule(
+        ("chance.max_good_allocations",),
+        lambda s: not s.chance.max_failed_allocations,
+        "chance.max_failed_allocations is 0",
+    ),
     Rule(("chance.pause_ms",), lambda s: not s.chance.pause_iterations, "chance.pause_iterations is 0"),
     *(
         Rule(

@@ -7,6 +7,7 @@ refused. So the rule is written in one place, and both worlds and all roles have
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ppsim.core.agreed import agree
 from ppsim.core.messages import NewRequest
@@ -36,5 +37,9 @@ def never_served(s: Scenario, specs: Sequence[NewRequest]) -> list[tuple[str, st
     capacity = min(local_capacity_tokens(s, pp_rank) for pp_rank in range(s.cluster.pp_size))
     rank = build_rank(rank_config(s, 0))
     rank.start(agree(capacity, "minimum over the stages"))
+    names = {spec.rid: spec.rid for spec in specs}
+    if len(names) < len(specs):  # an id comes again: an empty server does not know the first any more
+        names = {str(i): spec.rid for i, spec in enumerate(specs)}
+        specs = [replace(spec, rid=name) for name, spec in zip(names, specs, strict=True)]
     rank.scheduler.apply(specs)
-    return [(reply.rid, reply.reason) for reply in rank.journal.due_replies if reply.status == "refused"]
+    return [(names[reply.rid], reply.reason) for reply in rank.journal.due_replies if reply.status == "refused"]

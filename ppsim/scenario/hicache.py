@@ -46,7 +46,15 @@ def check_hicache(s: Scenario) -> None:
     num_ranks = s.cluster.pp_size * s.cluster.tp_replicas
     if h.storage_hits and not h.storage:
         raise ScenarioError("hicache.storage_hits", "would be ignored: hicache.storage is off", "storage = true")
+    seen: dict[str, int] = {}
     for i, hit in enumerate(h.storage_hits):
+        first = seen.setdefault(hit.rid, i)
+        if first != i:
+            raise ScenarioError(
+                f"hicache.storage_hits.{i}.rid",
+                f"{hit.rid!r} is listed in entry {first} already",
+                "they contradict each other: what storage has of a prompt is listed once",
+            )
         if len(hit.tokens) != num_ranks:
             raise ScenarioError(
                 f"hicache.storage_hits.{i}.tokens",

@@ -245,6 +245,9 @@ class ScriptedRequest(Section):
 
     ``prefix_blocks``: ids of the leading blocks of ``workload.block_tokens`` tokens each; equal leading ids are a
     shared prefix. The rest of the prompt is the request's own; blocks beyond its end are not used.
+
+    An id may come again, at a later moment: another request of the same name. Where the first is still there the second
+    is refused, as SGLang would not know whom it answers.
     """
 
     rid: Annotated[str, Field(min_length=1)]
@@ -395,13 +398,19 @@ class HiCache(Section):
 class Observation(Section):
     """When a rank sees a local fact: in its own iteration ``at[rank]``. ``failed``: what it sees is a failure.
 
+    ``failed`` may say it of each rank: a handshake that fails on one and succeeds on the others is put to the vote.
+    With two pipelines ``at`` and ``failed`` are of all ranks, the prefill side's first.
+
     ``write``, ``load``, ``prefetch``: every copy between the tiers of the cache on behalf of the request.
     """
 
     what: Literal["grammar", "bootstrap", "transfer", "handshake", "receive", "write", "load", "prefetch"]
     rid: str
     at: Annotated[tuple[Annotated[int, Field(ge=0, le=MAX_COUNT)], ...], Field(min_length=1)]  # far off: never
-    failed: bool = False
+    failed: bool | tuple[bool, ...] = False
+
+    def fails_on(self, rank: int) -> bool:
+        return self.failed if isinstance(self.failed, bool) else self.failed[rank]
 
 
 class Observations(Section):
@@ -450,6 +459,9 @@ class Chance(Section):
     pause_ms: Annotated[float, Field(ge=1e-6, le=MAX_AMOUNT, allow_inf_nan=False)] = 1.0  # for how long
     max_lost_pages: NonNegative = 0  # of each rank's KV pool: that part of its allocation fails at the start
     max_failed_allocations: Annotated[int, Field(ge=0, le=1000)] = 0  # of each admitted request; on all ranks alike
+    # So many launches of a request may get their memory before its allocations fail: of later chunks, and of those that
+    # follow a retraction. 0: the first ones fail.
+    max_good_allocations: Annotated[int, Field(ge=0, le=1000)] = 0
     stops: bool = False  # any sampled token may be the stop token of a request that does not ignore one
 
 

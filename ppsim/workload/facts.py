@@ -49,6 +49,7 @@ class Facts:
     observations: Observations
     choices: Choices
     known: dict[tuple[int, str, str], Fact] = field(default_factory=dict)
+    begun: dict[tuple[int, str], int] = field(default_factory=dict)  # (rank, rid) -> iteration of its latest beginning
 
     def act(self, rank: int, iteration: int, action: Compile | CancelCompile | Transfer) -> None:
         """A rank asked its surroundings for something."""
@@ -81,6 +82,7 @@ class Facts:
         """An id may come again: what was known of the request before it is forgotten."""
         for old in FACTS_OF_A_TRANSFER:
             self.known.pop((rank, old, rid), None)
+        self.begun[rank, rid] = iteration
         self.known[rank, kind, rid] = self._fact(rank, iteration, kind, rid)
 
     def grammar(self, rank: int, iteration: int, rid: str) -> int:
@@ -109,6 +111,10 @@ class Facts:
     def sender(self, rank: int, iteration: int, rid: str) -> int | None:
         return self.poll(rank, iteration, rid, "bootstrap", "transfer")
 
+    def sender_of(self, rank: int, iteration: int, rid: str, arrived: int) -> int | None:
+        """Of the request that was read in iteration ``arrived``: what began before is another one of the same id."""
+        return self.sender(rank, iteration, rid) if self.begun.get((rank, rid), -1) >= arrived else None
+
     def receiver(self, rank: int, iteration: int, rid: str) -> int | None:
         return self.poll(rank, iteration, rid, "handshake", "receive")
 
@@ -120,7 +126,7 @@ class Facts:
     def _fact(self, rank: int, iteration: int, kind: str, rid: str, key: str = "") -> Fact:
         for entry in self.observations.listed:
             if entry.what == kind and entry.rid == rid:
-                return Fact(max(entry.at[rank], iteration), entry.failed)
+                return Fact(max(entry.at[rank], iteration), entry.fails_on(rank))
         return Fact(iteration + self._delay(kind, key or rid, rank), False)
 
     def _delay(self, kind: str, rid: str, rank: int) -> int:

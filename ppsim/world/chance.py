@@ -13,6 +13,7 @@ way, by its own bound, asks the same object:
     pause of a rank                 pauses               chance.pause_iterations, chance.pause_ms
     part of a pool's allocation     allocated            chance.max_lost_pages
     allocation after admission      failing              chance.max_failed_allocations
+    launches before it fails        failing              chance.max_good_allocations
     local fact is seen late         workload/facts.py    observations.max_delay
     message on a link               network.py           links.jitter_us
     forward pass of a stage         driver.py            host.stage_jitter_percent
@@ -31,6 +32,7 @@ from ppsim.core.messages import FlushCache
 from ppsim.scenario.tree import Chance, Pause
 from ppsim.workload.arrivals import EOS_TOKEN_ID, Arrival, Control, Workload, in_order
 from ppsim.workload.choices import Choices
+from ppsim.world.refusals import Refusal
 
 if TYPE_CHECKING:
     from ppsim.world.setting import Setting
@@ -75,15 +77,16 @@ def below(choices: Choices, stream: str, most: int) -> int:
     return choices.below(stream, most + 1) if most else 0
 
 
-def failing(workload: Workload, chance: Chance, choices: Choices) -> dict[str, int]:
-    """By request: how often it gets no memory although admission has counted on it. The same on all ranks."""
-    if not chance.max_failed_allocations:
-        return {}
-    times = {
-        arrival.request.rid: below(choices, f"memory {arrival.request.rid}", chance.max_failed_allocations)
-        for arrival in workload.arrivals
-    }
-    return {rid: n for rid, n in times.items() if n}
+def failing(workload: Workload, chance: Chance, choices: Choices) -> dict[str, Refusal]:
+    """By request: how often its allocations fail, and behind how many launches."""
+    found: dict[str, Refusal] = {}
+    for arrival in workload.arrivals if chance.max_failed_allocations else ():
+        rid = arrival.request.rid
+        num_failing = below(choices, f"memory {rid}", chance.max_failed_allocations)
+        behind = below(choices, f"memory behind {rid}", chance.max_good_allocations) if num_failing else 0
+        if num_failing:
+            found[rid] = Refusal(num_failing, behind)
+    return found
 
 
 # --- of one rank ---------------------------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ from ppsim.workload.clients import Sent
 from ppsim.world.bound import Bound
 from ppsim.world.chance import allocated, clock_skew_ms, pauses
 from ppsim.world.network import Parcel
+from ppsim.world.refusals import Refusals
 from ppsim.world.setting import Setting
 from ppsim.world.streams import Payload, Streams
 from ppsim.world.tiers import Tiers
@@ -61,7 +62,8 @@ class SimulatedRank:
         self.streams = Streams(self.rank_id, setting.scenario.cluster.comm_overlap, setting.scenario.links)
         self.local_capacity = allocated(setting, self.rank_id, local_capacity)
         self.skew_ms = clock_skew_ms(setting, self.rank_id)
-        rank.policy.wall_clock_ns, rank.refusals = self.wall_clock_ns, dict(setting.failing)
+        self.refusals = Refusals(setting.failing)
+        rank.policy.wall_clock_ns, rank.refusals = self.wall_clock_ns, self.refusals.left
         self.tiers = Tiers(self) if setting.scenario.hicache.enabled else None
         self.observers = Observers()
         self.observers.before(Bound(self).counts)
@@ -327,6 +329,7 @@ class SimulatedRank:
         graph = batch.can_run_cuda_graph and not self.rank.config.is_last
         if (graph or self.streams.holds_posted) and self._must_settle():
             return BLOCKED
+        self.refusals.launched(batch)
         hidden_ready = 0
         if effect.hidden is not None:
             assert isinstance(effect.hidden.payload, Payload)
@@ -436,12 +439,14 @@ class SimulatedRank:
         """What the store of the first rank says: the minimum of the statuses as they have arrived there by now."""
         surroundings, lag_ns = self.setting.surroundings, self.setting.store_lag_ns
         statuses: list[int | None] = []
+        arrived = self.rank.scheduler.requests[rid].arrived
         for peer in self.setting.ranks:
             age_ns = surroundings.store_age_ns(peer.rank_id, self.rank.iteration, lag_ns)
             iteration = bisect_right(peer.iteration_starts, self.now - age_ns) - 1
             if peer is self:  # its own status is not replicated: it is there
                 iteration = self.rank.iteration
-            statuses.append(self.setting.facts.sender(peer.rank_id, iteration, rid) if iteration >= 0 else None)
+            known = iteration >= arrived  # a rank reads the request in the same iteration
+            statuses.append(self.setting.facts.sender_of(peer.rank_id, iteration, rid, arrived) if known else None)
         self.stored[rid] = statuses
         return surroundings.store_decision(rid, statuses)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ppsim.scenario.tree import HiCache, Scenario
+from ppsim.scenario.tree import HiCache, Observation, Scenario
 from ppsim.workload import Arrival, Workload, build_workload
 from ppsim.world.chance import decided
 from ppsim.world.choices import Choices
@@ -40,7 +40,7 @@ def one_side(s: Scenario, side: str) -> Scenario:
             update={"aborts": tuple(a for a in s.workload.aborts if a.side in ("both", side))}
         ),
         "observations": s.observations.model_copy(
-            update={"listed": tuple(o.model_copy(update={"at": o.at[mine]}) for o in s.observations.listed)}
+            update={"listed": tuple(seen_by(o, mine) for o in s.observations.listed)}
         ),
         "faults": s.faults.model_copy(
             update={
@@ -56,6 +56,12 @@ def one_side(s: Scenario, side: str) -> Scenario:
     if side == DECODE:
         changes.update(of_decode(s))
     return s.model_copy(update=changes)
+
+
+def seen_by(entry: Observation, ranks: slice) -> Observation:
+    """A listed fact, as it is listed for the ranks of one side."""
+    failed = entry.failed if isinstance(entry.failed, bool) else entry.failed[ranks]
+    return entry.model_copy(update={"at": entry.at[ranks], "failed": failed})
 
 
 def of_decode(s: Scenario) -> dict[str, Any]:

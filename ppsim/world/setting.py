@@ -21,6 +21,7 @@ from ppsim.world.choices import Choices
 from ppsim.world.client import Client, Sampler
 from ppsim.world.marks import Marks
 from ppsim.world.network import Network
+from ppsim.world.refusals import Refusal
 from ppsim.world.streams import Streams
 
 
@@ -76,7 +77,7 @@ class Setting:
     watch: Watch
     facts: Facts
     surroundings: Surroundings = field(default_factory=Surroundings)  # how this world behaves, one for both pipelines
-    failing: dict[str, int] = field(default_factory=dict)  # allocations that fail after admission, by request
+    failing: dict[str, Refusal] = field(default_factory=dict)  # allocations that fail after admission, by request
     scripted: frozenset[str] = frozenset()  # requests that name an iteration: they arrive when they are read
     marks: Marks | None = None  # disaggregation: instants that cut the time to the first token
     peer: Setting | None = None  # two pipelines: of the decode side, the prefill side

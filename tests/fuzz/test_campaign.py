@@ -121,7 +121,7 @@ def test_every_example_switches_some_features_off() -> None:
     raws = [experiment.raw for experiment in experiments_of("all", 200)]
     signs = {
         "aborts": lambda raw: "aborts" in raw["workload"],
-        "chance": lambda raw: "chance" in raw,
+        "late arrivals": lambda raw: raw.get("chance", {}).get("max_arrival_delay", 0) > 0,
         "hicache": lambda raw: "hicache" in raw,
         "jitter": lambda raw: raw["links"].get("jitter_us", 0) > 0,
         "rendezvous": lambda raw: raw["links"].get("send") == "rendezvous",

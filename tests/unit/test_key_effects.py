@@ -37,6 +37,7 @@ MODES: dict[str, dict[str, Any]] = {
 QUIET: dict[str, dict[str, str]] = {  # by mode: the situation, not the mode, is why the key does nothing
     "decode": {
         "three requests decode alike in one batch: nothing comes between": """chance.max_failed_allocations
+            chance.max_good_allocations
             chance.pause_iterations chance.stops cluster.comm_overlap cluster.cuda_graph host.idle_poll_us links.commit
             links.latency_on_stream links.order run.max_wait_iterations scheduler.clip_max_new_tokens
             run.max_retractions run.max_wait_ms

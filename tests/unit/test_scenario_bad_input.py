@@ -114,7 +114,39 @@ CASES = [
     Bad(
         'workload.requests=[{rid="a",prompt=1},{rid="a",prompt=2}]',
         "workload.requests.1.rid",
+        ("'a' is already the id of request 0", "later at_iteration or at_ms"),
+    ),
+    Bad(
+        'workload.requests=[{rid="a",prompt=1,at_iteration=4},{rid="b",prompt=1},{rid="a",prompt=2,at_iteration=4}]',
+        "workload.requests.2.rid",
+        ("'a' is already the id of request 0", "later at_iteration or at_ms"),
+    ),
+    Bad(
+        'workload.requests=[{rid="a",prompt=1,at_ms=4.0},{rid="a",prompt=2,at_iteration=9}]',
+        "workload.requests.1.rid",
         ("'a' is already the id of request 0",),
+    ),
+    Bad(
+        'workload.requests=[{rid="a",prompt=1,stop_after=1},{rid="a",prompt=2,at_iteration=9}]',
+        "workload.requests.1.stop_after",
+        ("is 0, but request 0 of the same id 'a' has 1",),
+    ),
+    Bad(
+        'observations.listed=[{what="grammar",rid="a",at=[1,2,3,4]},{what="grammar",rid="b",at=[1,2,3,4]},'
+        '{what="grammar",rid="a",at=[4,4,4,4],failed=true}]',
+        "observations.listed.2",
+        ("'grammar' of 'a' is listed in entry 0 already", "contradict each other"),
+    ),
+    Bad(
+        'observations.listed=[{what="grammar",rid="a",at=[1,2,3,4],failed=[true,false]}]',
+        "observations.listed.0.failed",
+        ("has 2 entries for 4 ranks", "one value for all ranks, or one for each"),
+    ),
+    Bad(
+        "hicache={enabled=true,host_tokens=512,storage=true,"
+        'storage_hits=[{rid="a",tokens=[1,1,1,1]},{rid="a",tokens=[2,2,2,2]}]}',
+        "hicache.storage_hits.1.rid",
+        ("'a' is listed in entry 0 already",),
     ),
     Bad(
         'workload.requests=[{rid="a",prompt=1,at_ms=1.0,at_iteration=2}]',

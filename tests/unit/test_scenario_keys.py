@@ -754,6 +754,9 @@ KEYS: dict[str, Case] = {
     "chance.pause_ms": Case({**QUADRATIC, "chance.pause_iterations": 9}, {"chance.pause_ms": 40.0}),
     "chance.max_lost_pages": Case(TIGHT | {"scheduler.max_total_tokens": 120}, {"chance.max_lost_pages": 60}),
     "chance.max_failed_allocations": Case(QUADRATIC, {"chance.max_failed_allocations": 3}),
+    "chance.max_good_allocations": Case(
+        {**QUADRATIC, "chance.max_failed_allocations": 3}, {"chance.max_good_allocations": 3}
+    ),
     "chance.stops": Case(QUADRATIC | one(output=20), {"chance.stops": True}),
     # expect
     "expect.verdict": Case(expecting(), expecting(verdict="fail"), judged),

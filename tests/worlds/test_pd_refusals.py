@@ -42,6 +42,11 @@ CASES: list[tuple[dict[str, Any], str, str]] = [
         "has 2 entries for 4 ranks",
     ),
     (
+        {"disaggregation.kv_faults": [{"rid": "R1", "rank": 0}, {"rid": "R1", "rank": 0, "what": "lost"}]},
+        "disaggregation.kv_faults.1",
+        "write 1 of 'R1' on rank 0 goes wrong in entry 0 already",
+    ),
+    (
         {"disaggregation.kv_faults": [{"rid": "R1", "rank": 2}]},
         "disaggregation.kv_faults.0.rank",
         "there are prefill ranks 0 to 1",
