@@ -17,8 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ppsim.fuzz.campaign import Order, run_campaign
+from ppsim.fuzz.campaign import run_campaign
 from ppsim.fuzz.experiment import run_experiment
+from ppsim.fuzz.round import Order
 from ppsim.plugin import Planted, all_bugs
 
 BUDGET_S = 60.0

@@ -17,7 +17,7 @@ from ppsim.api.policies import Changes, PolicyLike, changes_of
 from ppsim.api.run import Run
 from ppsim.api.simulation import ScenarioLike, load, simulated
 from ppsim.errors import UsageError
-from ppsim.fuzz.campaign import ROUND, CampaignResult, Finding, Order, run_campaign
+from ppsim.fuzz.campaign import CampaignResult, Finding, run_campaign
 from ppsim.fuzz.emit import regression_test
 from ppsim.fuzz.experiment import Experiment, Terms, is_valid
 from ppsim.fuzz.explore import Exploration, chosen, parse_bounds
@@ -27,6 +27,7 @@ from ppsim.fuzz.limit import MAX_EXAMPLE_S
 from ppsim.fuzz.probes import PROBES
 from ppsim.fuzz.profiles import profile_named, profile_of_bugs
 from ppsim.fuzz.repro import save
+from ppsim.fuzz.round import ROUND, Order
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.expected import without_expect
 from ppsim.scenario.load import validate

@@ -63,8 +63,9 @@ def bugs(
 
 def look_for(planted: Any, budget: float, seed: int, plugin: str | None) -> dict[str, Any] | None:
     """One campaign against one planted bug. None if it was interrupted before it found it."""
-    from ppsim.fuzz.campaign import Order, run_campaign
+    from ppsim.fuzz.campaign import run_campaign
     from ppsim.fuzz.folder import save_campaign
+    from ppsim.fuzz.round import Order
 
     result = run_campaign(Order(planted.profile, seed, None, budget, (planted.name,), plugin))
     if result.is_cut and not result.findings:

@@ -18,8 +18,9 @@ from ppsim.cli.guard import EXIT_INTERRUPTED, give_up, guarded, say
 from ppsim.cli.options import BugOption, JsonOption, OutOption, PluginOption, check_seconds, plugin_of, tell_unfired
 
 if TYPE_CHECKING:
-    from ppsim.fuzz.campaign import CampaignResult, Order
+    from ppsim.fuzz.campaign import CampaignResult
     from ppsim.fuzz.folder import CampaignFolder
+    from ppsim.fuzz.round import Order
 
 MAX_SECONDS = 60.0  # of an example: of ten thousand, none takes two
 
@@ -60,9 +61,10 @@ def fuzz(
     from ppsim.cli.progress import ProgressBar
     from ppsim.cli.reports import write_and_read
     from ppsim.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
-    from ppsim.fuzz.campaign import ROUND, run_campaign
+    from ppsim.fuzz.campaign import run_campaign
     from ppsim.fuzz.experiment import Terms
     from ppsim.fuzz.folder import CampaignFolder
+    from ppsim.fuzz.round import ROUND
 
     if jobs is not None and ray is not None:
         raise UsageError("--jobs and --ray exclude each other: a Ray cluster has its own number of processes")
@@ -100,8 +102,8 @@ def order_of(
 ) -> Order:
     """What the command line asks for. Raises UsageError for what is unknown or contradicts itself."""
     from ppsim.errors import UsageError
-    from ppsim.fuzz.campaign import Order
     from ppsim.fuzz.profiles import profile_named, profile_of_bugs
+    from ppsim.fuzz.round import Order
     from ppsim.plugin import bug
 
     for name in profiles:
@@ -132,7 +134,7 @@ def how_far(result: CampaignResult) -> str:
 
 def go_on(result: CampaignResult, jobs: int | None, ray: str | None, out: str | None) -> str:
     """The command that goes on with the first round that is not whole."""
-    from ppsim.fuzz.campaign import ROUND
+    from ppsim.fuzz.round import ROUND
 
     order, done = result.order, result.num_rounds * ROUND
     words = ["ppsim", "fuzz", "--profile", order.profile, "--seed", str(order.seed), "--skip", str(done)]

@@ -13,12 +13,10 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ppsim.errors import UsageError
-
-if TYPE_CHECKING:
-    from ppsim.fuzz.campaign import Order, RoundResult
+from ppsim.fuzz.round import Order, RoundResult, run_round
 
 
 def connect(address: str) -> Any:
@@ -56,8 +54,6 @@ def ray_rounds(
     order: Order, sizes: Iterator[tuple[int, int]], address: str, budget_left_s: float | None
 ) -> Iterator[RoundResult]:
     """Results of the rounds, in order; as many in flight as the cluster has CPUs, twice."""
-    from ppsim.fuzz.campaign import run_round
-
     ray = connect(address)
     started = time.monotonic()
     source = Path(order.plugin).read_bytes() if order.plugin else b""

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ppsim.errors import UsageError
-from ppsim.fuzz.campaign import CampaignResult, Order
+from ppsim.fuzz.campaign import CampaignResult
 from ppsim.fuzz.database import EXAMPLES, ExampleDatabase
 from ppsim.fuzz.repro import save
+from ppsim.fuzz.round import Order
 from ppsim.recording.folder import RUNS, make, next_free
 
 CAMPAIGN = "campaign.json"

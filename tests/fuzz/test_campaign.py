@@ -12,12 +12,13 @@ from ppsim.core.parts import UNCHANGED
 from ppsim.core.policy import Policy
 from ppsim.core.request import Request
 from ppsim.errors import EXIT_LIVENESS, EXIT_NONDETERMINISM, ScenarioError, UsageError
-from ppsim.fuzz.campaign import TWICE_EVERY, CampaignResult, Order, RoundResult, examine, run_campaign, run_round
+from ppsim.fuzz.campaign import CampaignResult, run_campaign
 from ppsim.fuzz.database import ExampleDatabase
 from ppsim.fuzz.experiment import Experiment, run_experiment
 from ppsim.fuzz.folder import save_campaign
 from ppsim.fuzz.probes import DERIVED, NOTED, PAIRS, PROBES
 from ppsim.fuzz.profiles import PROFILES, Profile, covers, profile_of_bugs
+from ppsim.fuzz.round import TWICE_EVERY, Order, RoundResult, examine, run_round
 from ppsim.plugin import all_bugs
 from tests.fuzz.generated import experiments_of
 from tests.worlds.making import changed

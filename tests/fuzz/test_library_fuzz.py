@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 import ppsim
 from ppsim.cli.entry import app
 from ppsim.core.prefix import RadixCache
-from ppsim.fuzz.campaign import Order, run_campaign
+from ppsim.fuzz.campaign import run_campaign
 from ppsim.fuzz.experiment import Experiment
+from ppsim.fuzz.round import Order
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "docs" / "examples"

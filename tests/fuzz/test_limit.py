@@ -313,7 +313,7 @@ def test_ctrl_c_says_how_far_a_campaign_came_and_how_to_go_on(folder: Path, jobs
 
 def test_a_campaign_that_goes_on_runs_the_examples_that_are_left() -> None:
     """300 examples at once, or 200 behind the first hundred: the same rounds, by their digests."""
-    from ppsim.fuzz.campaign import Order, round_sizes, run_round
+    from ppsim.fuzz.round import Order, round_sizes, run_round
 
     left = list(round_sizes(Order("plain", 5, 250, num_skipped=100)))
     assert left == [(1, 100), (2, 100), (3, 50)]

@@ -20,9 +20,10 @@ from ppsim.check.invariants import INVARIANTS, RULES
 from ppsim.cli.entry import app
 from ppsim.cli.finding import statement
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
-from ppsim.fuzz.campaign import Order, run_campaign
+from ppsim.fuzz.campaign import run_campaign
 from ppsim.fuzz.experiment import run_experiment
 from ppsim.fuzz.repro import save
+from ppsim.fuzz.round import Order
 from ppsim.plugin import all_bugs
 from tests.fuzz.generated import experiments_of
 

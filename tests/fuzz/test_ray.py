@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from ppsim.errors import UsageError
-from ppsim.fuzz import campaign
-from ppsim.fuzz.campaign import Order, run_campaign
+from ppsim.fuzz import round
+from ppsim.fuzz.campaign import run_campaign
 from ppsim.fuzz.cluster import connect
+from ppsim.fuzz.round import Order
 
 ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
 
@@ -29,7 +30,7 @@ def test_a_cluster_that_does_not_answer_is_one_clear_message(address: str) -> No
 
 
 def test_the_cluster_runs_the_same_campaign_as_one_process(cluster: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign, "ROUND", 10)
+    monkeypatch.setattr(round, "ROUND", 10)
     order = Order("plain", 5, 35)
     here, there = run_campaign(order), run_campaign(order, ray_address=cluster)
     assert (there.num_examples, there.digest) == (here.num_examples, here.digest)

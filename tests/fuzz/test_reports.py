@@ -11,9 +11,9 @@ from typer.testing import CliRunner, Result
 
 from ppsim.cli.entry import app
 from ppsim.cli.reports import write_and_read
-from ppsim.fuzz import campaign
-from ppsim.fuzz.campaign import Order, run_round
+from ppsim.fuzz import round
 from ppsim.fuzz.experiment import Terms
+from ppsim.fuzz.round import Order, run_round
 from ppsim.scenario.load import load_scenario
 from ppsim.world import simulate
 
@@ -31,13 +31,13 @@ def test_two_of_a_hundred_examples_are_written_and_read() -> None:
     seen: list[str] = []
     terms = Terms(reports=lambda scenario, result: seen.append(scenario.name))
     with_reports = run_round(Order("plain", 1, terms=terms), 0, 100)
-    assert with_reports.num_examples // campaign.REPORTS_EVERY == len(seen) == 2
+    assert with_reports.num_examples // round.REPORTS_EVERY == len(seen) == 2
     assert with_reports.digest == run_round(Order("plain", 1), 0, 100).digest
 
 
 @pytest.mark.parametrize("profile", ["plain", "pd", "pair", "hicache", "abort"])
 def test_the_reports_of_generated_runs_of_every_role_do_not_fail(profile: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(campaign, "REPORTS_EVERY", 3)
+    monkeypatch.setattr(round, "REPORTS_EVERY", 3)
     found = run_round(Order(profile, 11, terms=Terms(reports=write_and_read)), 0, 12)
     assert (found.num_examples, found.signature) == (12, None)
 

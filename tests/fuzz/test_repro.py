@@ -13,10 +13,11 @@ import pytest
 
 from ppsim.core.parts import UNCHANGED
 from ppsim.errors import UsageError
-from ppsim.fuzz.campaign import Finding, Order, run_campaign
+from ppsim.fuzz.campaign import Finding, run_campaign
 from ppsim.fuzz.emit import WIDTH, literal, regression_test, tape_lines
 from ppsim.fuzz.experiment import Experiment, run_experiment, tape_of
 from ppsim.fuzz.repro import Repro, load, parse, ppsim_version, save
+from ppsim.fuzz.round import Order
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -157,7 +157,8 @@ def test_a_long_tape_is_cleared_in_blocks() -> None:
 
 
 def test_a_shrunk_failure_still_fails_alike_in_the_real_world() -> None:
-    from ppsim.fuzz.campaign import Order, run_campaign
+    from ppsim.fuzz.campaign import run_campaign
+    from ppsim.fuzz.round import Order
 
     result = run_campaign(Order("abort", 2, 100, bugs=("free_at_abort",)))
     found = result.findings[0]

@@ -28,8 +28,9 @@ from ppsim.core.request import Request
 from ppsim.core.surroundings import Surroundings
 from ppsim.core.votes import Voting
 from ppsim.errors import UsageError
-from ppsim.fuzz import campaign
-from ppsim.fuzz.campaign import Order, run_campaign
+from ppsim.fuzz import round
+from ppsim.fuzz.campaign import run_campaign
+from ppsim.fuzz.round import Order
 from ppsim.plugin import load
 from ppsim.plugin.watched import watched
 from ppsim.scenario.load import load_scenario
@@ -57,7 +58,7 @@ COMMANDS = (
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(campaign, "ROUND", 5)  # several rounds of few examples
+    monkeypatch.setattr(round, "ROUND", 5)  # several rounds of few examples
     return tmp_path
 
 
