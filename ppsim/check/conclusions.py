@@ -14,8 +14,10 @@ from dataclasses import dataclass
 from ppsim.check.observers import Seat
 from ppsim.check.together import Concludes, Moves, Record, Voices
 from ppsim.core import effects as fx
+from ppsim.core.actions import Admitted
 from ppsim.core.consensus import KVPoll, store_minimum
 from ppsim.core.errors import InvariantViolation
+from ppsim.core.journal import Advanced, Ended, Journal
 from ppsim.core.messages import Lane, Side, Vote
 from ppsim.core.pd_decode import DecodeRole
 from ppsim.core.votes import votes_go_on
@@ -90,11 +92,11 @@ class Conclusions:
 
     def acts(self, r: Seat, act: fx.Act) -> None:
         """A request is admitted by the store's answer."""
-        answer = self._present(r)
-        if act.what == "admitted" and answer is not None:
-            minimum = answer.minima.get(act.key, KVPoll.BOOTSTRAPPING)
+        action, answer = act.action, self._present(r)
+        if isinstance(action, Admitted) and answer is not None:
+            minimum = answer.minima.get(action.rid, KVPoll.BOOTSTRAPPING)
             if minimum != KVPoll.WAITING_FOR_INPUT:
-                fail(r, act.key, f"it is admitted, but the minimum of all ranks is {minimum}")
+                fail(r, action.rid, f"it is admitted, but the minimum of all ranks is {minimum}")
 
     def _present(self, r: Seat) -> Answer | None:
         answer = self.answers.get(r.rank_id)
@@ -104,12 +106,12 @@ class Conclusions:
 
     def decides(self, r: Seat) -> None:
         """First passes are over, the conclusions of this iteration are still to be applied."""
-        rank, scheduler = r.rank, r.rank.scheduler
-        answer = self._present(r)
-        for rid in scheduler.failed if answer is not None else ():
+        rank, answer = r.rank, self._present(r)
+        advanced, failed = moved(rank.journal)
+        for rid in failed if answer is not None else ():
             if answer is not None and answer.minima.get(rid, KVPoll.FAILED) != KVPoll.FAILED:
                 fail(r, rid, f"its handshake counts as failed, but the minimum of all ranks is {answer.minima[rid]}")
-        self.moved[r.rank_id] = len(scheduler.advanced), len(scheduler.failed)
+        self.moved[r.rank_id] = len(advanced), len(failed)
         if rank.link.is_leader:
             self._votes_for_retracted(r)
         if rank.config.pp_size > 1 or not rank.link.is_leader or rank.iteration < rank.config.pp_async_batch_depth:
@@ -130,10 +132,15 @@ class Conclusions:
         config, before = rank.config, self.moved.get(r.rank_id)
         if config.role == "plain" or before is None:
             return
-        advanced, failed = rank.scheduler.advanced[before[0] :], rank.scheduler.failed[before[1] :]
+        advanced, failed = (rids[count:] for rids, count in zip(moved(rank.journal), before))
         if (advanced or failed) and config.vote_variant == "agreed":
             about = rank.iteration - config.pp_size + 1
-            self.tell(Moves(r.rank_id, rank.iteration, rank.slot, about, tuple(advanced), tuple(failed)))
+            self.tell(Moves(r.rank_id, rank.iteration, rank.slot, about, advanced, failed))
+
+
+def moved(journal: Journal) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Whom a rank has moved on in this iteration so far, and whom it has failed."""
+    return tuple(e.rid for e in journal.of(Advanced)), tuple(e.rid for e in journal.of(Ended) if e.failed)
 
 
 def fail(r: Seat, rid: str, text: str) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 from ppsim.check.observers import Seat
 from ppsim.check.page_claims import common_length
-from ppsim.core.batch import Piece
+from ppsim.core.batch import KVRow, Piece
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.request import Request
 from ppsim.core.tokens import common_prefix
@@ -74,7 +74,7 @@ class PageContents:
             if rid not in r.rank.scheduler.requests:
                 pages.present.pop(rid, None)
 
-    def launches(self, r: Seat, piece: Piece) -> None:
+    def launches(self, r: Seat, piece: Piece[KVRow]) -> None:
         """A launch reads the pages of [0, prefix_len) and writes those of its own tokens."""
         request = r.rank.scheduler.requests.get(piece.rid)
         if request is None:
@@ -105,7 +105,7 @@ class PageContents:
         if writer.live[: len(writer.seen)] != writer.seen:
             del writer.seen[common_length(writer.live, writer.seen) :]
 
-    def _read(self, r: Seat, pages: Pages, writer: Writer, piece: Piece, start: int) -> None:
+    def _read(self, r: Seat, pages: Pages, writer: Writer, piece: Piece[KVRow], start: int) -> None:
         """What was not looked at yet of the pages before position ``start``."""
         size, low = r.rank.config.page_size, len(writer.seen)
         new = writer.live[low : -(-start // size)]
@@ -135,7 +135,7 @@ class PageContents:
         if reader not in owner.sharers:
             owner.sharers.append(reader)
 
-    def _write(self, r: Seat, pages: Pages, writer: Writer, piece: Piece, written: list[int]) -> None:
+    def _write(self, r: Seat, pages: Pages, writer: Writer, piece: Piece[KVRow], written: list[int]) -> None:
         """Nobody may still stand on what these pages held before."""
         for owner in dict.fromkeys(map(pages.held.get, written)):
             if owner is None or (owner is writer and not writer.sharers):
@@ -156,5 +156,5 @@ class PageContents:
             return text + "no launch has written"
         return text + f"holds KV of {found.request.rid}, page {pages.places[page]} of its list"
 
-    def _violation(self, r: Seat, piece: Piece, text: str) -> InvariantViolation:
+    def _violation(self, r: Seat, piece: Piece[KVRow], text: str) -> InvariantViolation:
         return InvariantViolation("INV-78", r.rank_id, r.rank.iteration, r.rank.slot, piece.rid, text)

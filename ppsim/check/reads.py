@@ -19,7 +19,7 @@ from ppsim.check.observers import Seat
 from ppsim.check.page_contents import PageContents
 from ppsim.check.together import Reads, Record, Writes
 from ppsim.core import effects as fx
-from ppsim.core.batch import ForwardBatch, Piece
+from ppsim.core.batch import ForwardBatch, KVRow, Piece
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import NewRequest
 from ppsim.core.tokens import TokenBytes, cut, pack
@@ -112,7 +112,7 @@ class LaunchReads:
                 known.pop(rid, None)
         self.pages.ended(r, harvest.finished)
 
-    def _feeds(self, r: Seat, piece: Piece) -> None:
+    def _feeds(self, r: Seat, piece: Piece[KVRow]) -> None:
         """The first stage embeds these token ids."""
         start, stop = piece.prefix_len, piece.prefix_len + piece.new_tokens
         known = self.known.get(r.rank_id, {}).get(piece.rid)

@@ -15,12 +15,14 @@ from typing import TypeAlias
 
 from ppsim.check.observers import Seat
 from ppsim.core import effects as fx
+from ppsim.core.actions import SendChunk, SendLast, SendMetadata
 from ppsim.core.errors import InvariantViolation
+from ppsim.core.observations import FirstTokens
 from ppsim.core.request import Request
 
 Range: TypeAlias = tuple[int, int]
 """Tokens [start, stop)."""
-SENDS = ("send_chunk", "send_last")
+SENDS = (SendChunk, SendLast)
 
 
 @dataclass(slots=True)
@@ -60,15 +62,14 @@ class TransferRules:
 
     def acts(self, r: Seat, act: fx.Act) -> None:
         """A write is asked for: it must be of this request's computed prompt, and of nothing that was sent before."""
-        if act.what not in SENDS:
+        action = act.action
+        if not isinstance(action, SENDS):
             return
-        request = r.rank.scheduler.requests.get(act.key)
-        text = str(act.args[0]) if act.args else ""
-        start, stop = parsed(text)
+        rid, start, stop = action.rid, action.start, action.stop
+        text = colon((start, stop))
+        request = r.rank.scheduler.requests.get(rid)
         if request is None:
-            raise violation(
-                "INV-74", r, act.key, f"KV of tokens {text} is to be sent, but there is no such request here"
-            )
+            raise violation("INV-74", r, rid, f"KV of tokens {text} is to be sent, but there is no such request here")
         life = self._life(r, request)
         wrong = "" if 0 <= start <= stop else "which is no range"
         if not wrong and stop > request.prompt_len:
@@ -78,12 +79,12 @@ class TransferRules:
         if not wrong and life.is_over:
             wrong = "behind the write that was called the last one"
         if wrong:
-            raise violation("INV-74", r, act.key, f"KV of tokens {text} is to be sent, {wrong}")
+            raise violation("INV-74", r, rid, f"KV of tokens {text} is to be sent, {wrong}")
         life.ranges.append((start, stop))
-        life.is_over = act.what == "send_last"
+        life.is_over = isinstance(action, SendLast)
         missing = not_covered_once(life.ranges, request.prompt_len if life.is_over else None)
         if missing:
-            raise violation("INV-74", r, act.key, f"with its write of tokens {text} {missing}")
+            raise violation("INV-74", r, rid, f"with its write of tokens {text} {missing}")
 
     def computes(self, r: Seat, launch: fx.Launch) -> None:
         """What is launched may be sent."""
@@ -96,14 +97,16 @@ class TransferRules:
 
     def gives_pages(self, r: Seat, act: fx.Act) -> None:
         """The senders are told where to write: from now on these are the pages of the prompt."""
-        request = r.rank.scheduler.requests.get(act.key)
-        if act.what == "send_metadata" and request is not None:
+        if not isinstance(act.action, SendMetadata):
+            return
+        request = r.rank.scheduler.requests.get(act.action.rid)
+        if request is not None:
             self._life(r, request).pages = tuple(request.pages[: pages_of(r, request)])
 
     def commits(self, r: Seat, look: fx.Observe) -> None:
         """The first token is taken from the metadata of the last write: all that came before it must be there."""
-        if look.what == "first_token":
-            for rid in look.keys:
+        if isinstance(look.observation, FirstTokens):
+            for rid in look.observation.keys:
                 self._has_come(r, rid)
 
     def launches(self, r: Seat, launch: fx.Launch) -> None:
@@ -162,12 +165,6 @@ def not_covered_once(ranges: Sequence[Range], num_tokens: int | None) -> str:
 
 def colon(part: Range) -> str:
     return f"{part[0]}:{part[1]}"
-
-
-def parsed(text: str) -> Range:
-    """The range of an act; (0, -1), which is none, for a text of another form."""
-    start, _, stop = text.partition(":")
-    return (int(start), int(stop)) if start.isdigit() and stop.isdigit() else (0, -1)
 
 
 def pages_of(r: Seat, request: Request) -> int:

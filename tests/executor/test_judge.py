@@ -21,6 +21,7 @@ from executor.worker import Report
 from ppsim.check.together import Decides, Record, Shown, in_order
 from ppsim.core.effects import Commit, Decision, Recv
 from ppsim.core.errors import CallsDiffer, InvariantViolation, ProtocolError
+from ppsim.core.loop import Loop
 from ppsim.core.messages import Call, CallLog, Lane
 from ppsim.core.outcome import PASS
 from ppsim.core.policy import Policy
@@ -84,11 +85,11 @@ def test_a_planted_bug_is_found_alike_in_both_worlds(bug: str) -> None:
     assert real.recording.warnings == [NOT_HERE]
 
 
-class Scribbles(Hooks):
+class Scribbles(Loop):
     """The buffer of the hidden states is written to as soon as their launch is under way."""
 
-    def plan(self, steps: Plan) -> Plan:
-        return behind(steps, "launch_batch", does(scribble))
+    def plan(self) -> Plan:
+        return behind(super().plan(), "launch_batch", does(scribble))
 
 
 def scribble(rank: Rank) -> None:
@@ -99,7 +100,7 @@ def scribble(rank: Rank) -> None:
 
 def test_hidden_states_that_are_rewritten_before_they_are_read_are_found_by_their_bytes() -> None:
     """Shapes, addresses and all flags are right, and every rank goes on alike with what it got."""
-    result = execute(scenario_of(**LONG), hooks=Scribbles, start_method="forkserver")
+    result = execute(scenario_of(**LONG), start_method="forkserver", changes=(f"{__name__}:Scribbles",))
     verdict = result.verdict
     assert (verdict.invariant, verdict.rank, verdict.iteration, verdict.rid) == ("INV-78", 1, 2, "R1"), verdict.message
     assert "are not what rank 0 wrote, nor what any launch wrote: they were changed since" in verdict.message

@@ -1,7 +1,7 @@
 """Law: a bug that keeps every flag right and all ranks alike is found by the fact, in the iteration in which it acts.
 
-The scenarios are in ``facts/``. Beside the planted bugs of ``ppsim/planted/facts1.py`` stand other bugs of each kind,
-made here by changing what a rank asks of its world, or what the world does.
+The scenarios are in ``facts/``. Beside the planted bugs of ``ppsim/fuzz/bugs`` stand other bugs of each kind, made here
+by changing what a rank asks of its world, or what the world does.
 """
 
 from __future__ import annotations
@@ -14,16 +14,19 @@ from typing import Any
 import pytest
 
 from ppsim.check.invariants import BY_NAME, RULES
+from ppsim.core.actions import Action, SendChunk, SendLast
 from ppsim.core.consensus import KVPoll
 from ppsim.core.effects import Act, Effect, Reply, Send
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
+from ppsim.core.loop import Loop, Plan
 from ppsim.core.messages import Output, Side, Verdict
+from ppsim.core.parts import Change
 from ppsim.core.rank import Rank
 from ppsim.core.request import State
-from ppsim.planted import all_bugs, hooks_for
-from ppsim.planted.facts1 import answers
-from ppsim.planted.plans import before, behind, does, edited
+from ppsim.core.surroundings import Surroundings
+from ppsim.core.votes import Voting
+from ppsim.fuzz.bugs.told import answers
+from ppsim.plugin import all_bugs, load
+from ppsim.plugin.plans import before, behind, does, edited
 from ppsim.recording import Verdict as Outcome
 from ppsim.scenario.load import load_scenario
 from ppsim.world import SimulationResult, simulate
@@ -32,19 +35,18 @@ from ppsim.world.pd_rooms import Receiver, Write
 from ppsim.world.pd_sides import DECODE
 from ppsim.world.pd_transfer import Transfers
 from ppsim.world.streams import Payload
-from tests.worlds.making import requests, run
+from tests.worlds.making import changed, requests, run
 
 FOLDER = Path(__file__).parent / "facts"
 FILES = sorted(path.stem for path in FOLDER.glob("*.toml"))
-MakeHooks = Callable[[int, int], Hooks]
 
 
-def simulated(name: str, hooks: MakeHooks | None = None, *overrides: str) -> SimulationResult:
-    return simulate(load_scenario(str(FOLDER / f"{name}.toml"), overrides), hooks=hooks)
+def simulated(name: str, change: Change | None = None, *overrides: str) -> SimulationResult:
+    return simulate(load_scenario(str(FOLDER / f"{name}.toml"), overrides), change=change)
 
 
-def found(name: str, hooks: MakeHooks | None = None, *overrides: str) -> Outcome:
-    return simulated(name, hooks, *overrides).verdict
+def found(name: str, change: Change | None = None, *overrides: str) -> Outcome:
+    return simulated(name, change, *overrides).verdict
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -69,7 +71,7 @@ PLANTED = {
 @pytest.mark.parametrize("bug", PLANTED)
 def test_a_planted_bug_is_found_by_the_fact_that_it_leaves(bug: str) -> None:
     name, rule, rid, words = PLANTED[bug]
-    verdict = found(name, hooks_for([bug]))
+    verdict = found(name, load([bug]).change)
     assert (verdict.kind, verdict.invariant, verdict.rid) == ("fail", rule, rid), verdict.message
     assert words in verdict.message
     assert all_bugs()[bug].breaks == rule
@@ -90,60 +92,68 @@ def test_the_store_lets_a_request_in_when_the_last_rank_is_ready() -> None:
 # --- changing what a rank asks for -----------------------------------------------------------------------------------
 
 
-def asks(change: Callable[[Rank, Effect], Effect]) -> MakeHooks:
-    """Hooks under which each effect of each rank is changed on its way to the world."""
+def asks(edit: Callable[[Rank, Effect], Effect]) -> Change:
+    """A change under which each effect of each rank is another one on its way to the world."""
 
-    class Changed(Hooks):
-        def plan(self, steps: Plan) -> Plan:
-            return tuple(edited(phase, change) for phase in steps)
+    class Edited(Loop):
+        def plan(self) -> Plan:
+            return tuple(edited(phase, edit) for phase in super().plan())
 
-    return Changed
+    return changed(Edited)
 
 
-def sends(rid: str, was: str, becomes: str, what: str = "", of: str = "") -> MakeHooks:
-    """A write of one range is asked for as another one."""
+def sends(was: SendChunk | SendLast, becomes: Action) -> Change:
+    """One write is asked for as another one."""
 
-    def change(rank: Rank, effect: Effect) -> Effect:
-        if isinstance(effect, Act) and effect.key == rid and effect.args == (was,):
-            return Act(what or effect.what, of or rid, (becomes,))
-        return effect
+    def edit(rank: Rank, effect: Effect) -> Effect:
+        return Act(becomes) if isinstance(effect, Act) and effect.action == was else effect
 
-    return asks(change)
+    return asks(edit)
+
+
+def first(start: int, stop: int) -> Change:
+    """The first write of R1, which is its tokens 0:64, becomes this one."""
+    return sends(SendChunk("R1", 0, 64), SendChunk("R1", start, stop))
+
+
+def last(start: int, stop: int, of: str = "R1") -> Change:
+    """The last write of R1, which is its tokens 64:128, becomes this one."""
+    return sends(SendLast("R1", 64, 128), SendLast(of, start, stop))
 
 
 @pytest.mark.parametrize(
-    ("hooks", "words"),
+    ("change", "words"),
     [
-        (sends("R1", "0:64", "0:48"), "tokens 48:64 are missing"),
-        (sends("R1", "0:64", "16:64"), "tokens 0:16 are missing"),
-        (sends("R1", "64:128", "64:112"), "tokens 112:128 are missing"),
-        (sends("R1", "64:128", "32:128"), "tokens 32:64 are there twice"),
-        (sends("R1", "64:128", "0:128"), "tokens 0:64 are there twice"),
-        (sends("R1", "64:128", "64:144"), "its prompt ends at 128"),
-        (sends("R1", "0:64", "0:128"), "tokens of it are launched"),
-        (sends("R1", "64:128", "128:64"), "which is no range"),
-        (sends("R1", "0:64", "0:64", what="send_last"), "tokens 64:128 are missing"),
-        (sends("R1", "64:128", "64:128", of="R2"), "its prompt ends at 96"),
-        (sends("R2", "64:96", "64:96", of="R9"), "there is no such request here"),
+        (first(0, 48), "tokens 48:64 are missing"),
+        (first(16, 64), "tokens 0:16 are missing"),
+        (last(64, 112), "tokens 112:128 are missing"),
+        (last(32, 128), "tokens 32:64 are there twice"),
+        (last(0, 128), "tokens 0:64 are there twice"),
+        (last(64, 144), "its prompt ends at 128"),
+        (first(0, 128), "tokens of it are launched"),
+        (last(128, 64), "which is no range"),
+        (sends(SendChunk("R1", 0, 64), SendLast("R1", 0, 64)), "tokens 64:128 are missing"),
+        (last(64, 128, of="R2"), "its prompt ends at 96"),
+        (sends(SendLast("R2", 64, 96), SendLast("R9", 64, 96)), "there is no such request here"),
     ],
 )
-def test_what_is_sent_covers_the_prompt_once(hooks: MakeHooks, words: str) -> None:
-    verdict = found("transfer", hooks)
+def test_what_is_sent_covers_the_prompt_once(change: Change, words: str) -> None:
+    verdict = found("transfer", change)
     assert (verdict.kind, verdict.invariant) == ("fail", "INV-74"), verdict.message
     assert words in verdict.message
 
 
-def replies(change: Callable[[Reply], Reply]) -> MakeHooks:
-    return asks(lambda rank, effect: change(effect) if isinstance(effect, Reply) else effect)
+def replies(edit: Callable[[Reply], Reply]) -> Change:
+    return asks(lambda rank, effect: edit(effect) if isinstance(effect, Reply) else effect)
 
 
-def third(**changes: Any) -> MakeHooks:
+def third(**changes: Any) -> Change:
     """The third token of R1 is told in another way."""
     return replies(lambda r: replace(r, **changes) if (r.rid, r.num_output_tokens) == ("R1", 3) else r)
 
 
 @pytest.mark.parametrize(
-    ("hooks", "rule", "words"),
+    ("change", "rule", "words"),
     [
         (third(token_ids=(7,)), "INV-76", "token 3 is told as 7, but token 3 was sampled as"),
         (third(num_output_tokens=4), "INV-76", "token 4 is told, token 3 was due"),
@@ -154,18 +164,18 @@ def third(**changes: Any) -> MakeHooks:
         (third(status="aborted"), "INV-61", "it has ended 0 times in the last iteration, its client was told so 1"),
     ],
 )
-def test_a_client_is_told_what_was_sampled_and_nothing_else(hooks: MakeHooks, rule: str, words: str) -> None:
-    verdict = found("stream", hooks)
+def test_a_client_is_told_what_was_sampled_and_nothing_else(change: Change, rule: str, words: str) -> None:
+    verdict = found("stream", change)
     assert (verdict.kind, verdict.invariant) == ("fail", rule), verdict.message
     assert words in verdict.message
 
 
-def told(change: Callable[[list[Reply]], list[Reply]]) -> MakeHooks:
-    class Changed(Hooks):
-        def plan(self, steps: Plan) -> Plan:
-            return answers(steps, change)
+def told(edit: Callable[[list[Reply]], list[Reply]]) -> Change:
+    class Told(Loop):
+        def plan(self) -> Plan:
+            return answers(super().plan(), edit)
 
-    return Changed
+    return changed(Told)
 
 
 def test_an_end_that_is_not_told_or_told_twice_is_found_in_its_iteration() -> None:
@@ -180,10 +190,10 @@ def test_an_end_that_is_not_told_or_told_twice_is_found_in_its_iteration() -> No
 
 
 def test_a_token_that_was_sampled_and_dropped_on_all_ranks_alike_is_missed() -> None:
-    class Drops(Hooks):
+    class Drops(Loop):
         """A row of the batch counts as that of a middle chunk: its token is dropped, and sampled once more."""
 
-        def plan(self, steps: Plan) -> Plan:
+        def plan(self) -> Plan:
             def skip(rank: Rank) -> None:
                 slot = rank.scheduler.slots.to_harvest(rank.iteration)
                 if slot.in_flight and slot.launched is not None and rank.iteration == 8:
@@ -193,9 +203,9 @@ def test_a_token_that_was_sampled_and_dropped_on_all_ranks_alike_is_missed() -> 
                     slot.launched.forward = forward
                     slot.launched.requests[0].state = State.PREFILL
 
-            return before(steps, "harvest", does(skip))
+            return before(super().plan(), "harvest", does(skip))
 
-    verdict = found("stream", Drops)
+    verdict = found("stream", changed(Drops))
     assert (verdict.kind, verdict.invariant) == ("fail", "INV-76"), verdict.message
     assert "is not delivered" in verdict.message
 
@@ -203,10 +213,10 @@ def test_a_token_that_was_sampled_and_dropped_on_all_ranks_alike_is_missed() -> 
 # --- what a launch reads ---------------------------------------------------------------------------------------------
 
 
-def of_the_output_before() -> MakeHooks:
+def of_the_output_before() -> Change:
     seen: dict[int, list[Output]] = {}
 
-    def change(rank: Rank, effect: Effect) -> Effect:
+    def edit(rank: Rank, effect: Effect) -> Effect:
         if not isinstance(effect, Send) or not isinstance(effect.message, Output) or not rank.config.is_last:
             return effect
         mine = seen.setdefault(rank.link.rank_id, [])
@@ -214,13 +224,13 @@ def of_the_output_before() -> MakeHooks:
         old = mine[-2].payload if len(mine) > 1 else effect.message.payload
         return Send(effect.dst, replace(effect.message, payload=old), effect.paired)
 
-    return asks(change)
+    return asks(edit)
 
 
-class BufferRewritten(Hooks):
+class BufferRewritten(Loop):
     """The buffer of the hidden states is written to as soon as their send is posted."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
         posted: list[Payload] = []
 
         def note(rank: Rank) -> None:
@@ -233,13 +243,13 @@ class BufferRewritten(Hooks):
             for payload in posted:
                 payload.iteration += len(rank.scheduler.slots)
 
-        return behind(behind(steps, "launch_batch", does(note)), "send_hidden_late", does(rewrite))
+        return behind(behind(super().plan(), "launch_batch", does(note)), "send_hidden_late", does(rewrite))
 
 
-class OfTheOtherReplica(Hooks):
+class OfTheOtherReplica(Loop):
     """A replica sends on what it has received instead of what it has computed."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
         def swap(rank: Rank) -> None:
             if rank.hidden_out is not None:
                 payload = rank.hidden_out.payload
@@ -247,35 +257,35 @@ class OfTheOtherReplica(Hooks):
                 other = rank.link.leader + 1 - rank.config.tp_rank
                 rank.hidden_out = replace(rank.hidden_out, payload=replace(payload, rank=other))
 
-        return behind(steps, "launch_batch", does(swap))
+        return behind(super().plan(), "launch_batch", does(swap))
 
 
-class TokenRewritten(Hooks):
+class TokenRewritten(Loop):
     """On all ranks alike the buffer of the last token is written to between its harvest and the next launch."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
         def rewrite(rank: Rank) -> None:
             for request in rank.scheduler.requests.values():
                 if len(request.output_ids) == 3 and request.state is State.DECODE and not request.num_inflight:
                     request.output_ids[-1] += 1
 
-        return before(steps, "schedule", does(rewrite))
+        return before(super().plan(), "schedule", does(rewrite))
 
 
 @pytest.mark.parametrize(
-    ("hooks", "words"),
+    ("change", "words"),
     [
         (of_the_output_before(), "the tokens of iteration 1 that it reads are those that rank 2 wrote in iteration 0"),
-        (BufferRewritten, "are not what rank 0 wrote, nor what any launch wrote: they were changed since"),
+        (changed(BufferRewritten), "are not what rank 0 wrote, nor what any launch wrote: they were changed since"),
         (
-            OfTheOtherReplica,
+            changed(OfTheOtherReplica),
             "the hidden states of iteration 0 that it reads are those that rank 1 wrote in iteration 0",
         ),
-        (TokenRewritten, "which is neither of its prompt nor sampled there"),
+        (changed(TokenRewritten), "which is neither of its prompt nor sampled there"),
     ],
 )
-def test_a_launch_reads_what_was_written_for_it(hooks: MakeHooks, words: str) -> None:
-    verdict = found("shapes", hooks, "links.bandwidth_gb_per_s=0.001")
+def test_a_launch_reads_what_was_written_for_it(change: Change, words: str) -> None:
+    verdict = found("shapes", change, "links.bandwidth_gb_per_s=0.001")
     assert (verdict.kind, verdict.invariant) == ("fail", "INV-78"), verdict.message
     assert words in verdict.message
 
@@ -283,42 +293,42 @@ def test_a_launch_reads_what_was_written_for_it(hooks: MakeHooks, words: str) ->
 # --- the store and the votes -----------------------------------------------------------------------------------------
 
 
-def store(decision: Callable[[Sequence[int | None]], int]) -> MakeHooks:
-    class Decides(Hooks):
-        def store_decision(self, statuses: Sequence[int | None]) -> int:
+def store(decision: Callable[[Sequence[int | None]], int]) -> Change:
+    class Decides(Surroundings):
+        def store_decision(self, rid: str, statuses: Sequence[int | None]) -> int:
             return decision(statuses)
 
-    return Decides
+    return changed(Decides)
 
 
 def known(statuses: Sequence[int | None]) -> list[int]:
     return [KVPoll.BOOTSTRAPPING if status is None else status for status in statuses]
 
 
-class Admits(Hooks):
+class Admits(Loop):
     """The first rank takes the answer for another one when it applies it, and hands it down so."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
         def change(rank: Rank, effect: Effect) -> Effect:
             if isinstance(effect, Send) and isinstance(effect.message, Side) and rank.config.is_first:
                 return Send(effect.dst, replace(effect.message, counts=tuple(2 for _ in effect.message.counts)))
             return effect
 
-        return tuple(edited(phase, change) for phase in steps)
+        return tuple(edited(phase, change) for phase in super().plan())
 
 
 @pytest.mark.parametrize(
-    ("hooks", "words"),
+    ("change", "words"),
     [
         (store(lambda s: KVPoll.BOOTSTRAPPING if None in s else max(known(s))), "the store says 2, the minimum"),
         (store(lambda s: min(known(s[:-1]))), "the store says 2, the minimum"),
         (store(lambda s: sorted(known(s))[1]), "the store says 2, the minimum"),
         (store(lambda s: KVPoll.FAILED), "the store says 0, the minimum"),
-        (Admits, "status 2 is handed down, the minimum of all ranks is 1"),
+        (changed(Admits), "status 2 is handed down, the minimum of all ranks is 1"),
     ],
 )
-def test_the_answer_of_the_store_is_the_minimum_of_what_the_ranks_told(hooks: MakeHooks, words: str) -> None:
-    verdict = found("store", hooks)
+def test_the_answer_of_the_store_is_the_minimum_of_what_the_ranks_told(change: Change, words: str) -> None:
+    verdict = found("store", change)
     assert (verdict.kind, verdict.invariant, verdict.rank, verdict.rid) == ("fail", "INV-79", 0, "R1"), verdict.message
     assert words in verdict.message
 
@@ -330,23 +340,23 @@ def listed(*at: int) -> dict[str, Any]:
     return {"observations.listed": [{"what": "receive", "rid": "R1", "at": list(at)}]}
 
 
-class OnlyTheLeader(Hooks):
+class OnlyTheLeader(Voting):
     """A replica of a stage has no voice."""
 
-    def combine_good(self, upstream: tuple[str, ...], local: tuple[str, ...]) -> tuple[str, ...]:
+    def reduce_good(self, upstream: tuple[str, ...], local: tuple[str, ...]) -> tuple[str, ...]:
         return upstream
 
 
-class MovedByNobody(Hooks):
+class MovedByNobody(Loop):
     """Each rank fails a request that no conclusion names, all of them alike."""
 
-    def plan(self, steps: Plan) -> Plan:
+    def plan(self) -> Plan:
         def change(rank: Rank) -> None:
             verdict = rank.due.get("transferred")
             if isinstance(verdict, Verdict) and rank.iteration == 6:
                 rank.due["transferred"] = replace(verdict, good=("R1",))
 
-        return before(steps, "apply_transferred", does(change))
+        return before(super().plan(), "apply_transferred", does(change))
 
 
 @pytest.mark.parametrize("stages", [1, 2])
@@ -355,7 +365,7 @@ def test_a_replica_without_a_voice_is_missed_on_one_stage_as_on_two(stages: int)
     changes |= {"run.invariants": True, "workload.requests": requests(1)}
     changes |= listed(*[4, 12] * stages)
     assert run(changes).verdict.kind == "pass"
-    verdict = run(changes, hooks=OnlyTheLeader).verdict
+    verdict = run(changes, change=changed(OnlyTheLeader)).verdict
     assert (verdict.kind, verdict.invariant) == ("fail", "INV-52"), verdict.message
     assert "rank 1 does not agree to R1" in verdict.message
 
@@ -363,7 +373,7 @@ def test_a_replica_without_a_voice_is_missed_on_one_stage_as_on_two(stages: int)
 def test_whoever_moves_is_named_by_a_conclusion() -> None:
     changes = {**VOTING, **listed(4, 20), "run.invariants": True, "workload.requests": requests(1)}
     assert run(changes).verdict.kind == "pass"
-    verdict = run(changes, hooks=MovedByNobody).verdict
+    verdict = run(changes, change=changed(MovedByNobody)).verdict
     assert (verdict.kind, verdict.invariant, verdict.rid) == ("fail", "INV-79", "R1"), verdict.message
     assert "it advances, but no conclusion of the votes of iteration 5 says so" in verdict.message
 
@@ -376,8 +386,8 @@ def test_a_write_that_lands_short_is_found_when_the_transfer_counts_as_complete(
 ) -> None:
     original = PipelineRank._write
 
-    def short(self: PipelineRank, rid: str, start: int, stop: int, is_last: bool) -> Write:
-        write = original(self, rid, start, stop, is_last)
+    def short(self: PipelineRank, rid: str, start: int, stop: int, *, is_last: bool) -> Write:
+        write = original(self, rid, start, stop, is_last=is_last)
         write.stop -= 0 if is_last else self.rank.config.page_size
         return write
 

@@ -11,7 +11,7 @@ import pytest
 
 from ppsim.check.page_contents import LOOKS, PageContents
 from ppsim.check.together import Concludes, Delivers, Moves, Reads, Record, Samples, Together, Voices, Writes
-from ppsim.check.transfers import not_covered_once, parsed
+from ppsim.check.transfers import not_covered_once
 from ppsim.core.batch import Piece
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import NewRequest
@@ -36,12 +36,6 @@ def test_what_is_wrong_with_ranges_is_told_by_the_tokens() -> None:
     assert not_covered_once([(0, 8), (4, 12)], 12) == "tokens 4:8 are there twice, in 0:8 and in 4:12"
     assert not_covered_once([(0, 16)], 12) == "tokens 12:16 lie behind the prompt of 12"
     assert not_covered_once([], 1) == "tokens 0:1 are missing, of 1 of the prompt"
-
-
-@pytest.mark.parametrize("text", ["", "4", "-1:3", "a:b", "3:", "1:2:3"])
-def test_a_text_of_another_form_is_no_range(text: str) -> None:
-    assert parsed(text) == (0, -1)
-    assert parsed("3:17") == (3, 17)
 
 
 # --- pages -----------------------------------------------------------------------------------------------------------
