@@ -481,7 +481,7 @@ class Scheduler(Intake):
             self.ratio.key(),
         )
         mode = "empty" if batch is None else batch.forward.mode.value
-        retracted = tuple(entry.rid for entry in self.journal.of(Retracted))
+        retracted = tuple([entry.rid for entry in self.journal.entries if isinstance(entry, Retracted)])
         return Decision(iteration, slot.index, mode, pieces, retracted, chunked, state, stall)
 
 
