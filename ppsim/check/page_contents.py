@@ -87,14 +87,24 @@ class PageContents:
         writer = pages.present.get(piece.rid)
         if writer is None or writer.live is not mine:
             writer = pages.present[piece.rid] = Writer(request, mine)
-            if r.rank.config.role == "decode" or r.rank.scheduler.kv.tiers is not None:
-                pages.write(mine[: -(-start // size)], 0, writer)
-                writer.seen, writer.num_written = mine[: -(-start // size)], start
+            if r.rank.config.role == "decode":
+                self._takes(pages, writer, -(-start // size), size)
         self._compare(pages, writer)
+        if r.rank.scheduler.kv.tiers is not None:  # pages of the tree may have come from host memory for anybody
+            self._takes(pages, writer, min(request.cached_len, start) // size, size)
         self._read(r, pages, writer, piece, start)
         self._write(r, pages, writer, piece, mine[first:last])
         writer.seen[first:] = mine[first:last]
         writer.num_written = stop
+
+    def _takes(self, pages: Pages, writer: Writer, num_pages: int, size: int) -> None:
+        """So many leading pages of a list, as far as they were not looked at, hold what they should."""
+        low = len(writer.seen)
+        if low < num_pages:
+            new = writer.live[low:num_pages]
+            pages.write(new, low, writer)
+            writer.seen += new
+            writer.num_written = max(writer.num_written, num_pages * size)
 
     def _compare(self, pages: Pages, writer: Writer) -> None:
         """Forget what was seen of a list from the first page on that is another one now."""
