@@ -169,7 +169,7 @@ BUGS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "release_at_own_transfer": ("INV-47", (), "delays=transfer:3"),
     "polls_after_the_vote": ("INV-49", (), "delays=transfer:3"),
     "conclusions_swapped": ("INV-31", (), "delays=bootstrap:3"),
-    "own_failures_win": ("INV-48", (), "failures=bootstrap:4"),
+    "own_failures_win": ("INV-79", (), "failures=bootstrap:4"),
     "good_and_bad": ("INV-56", (), "failures=bootstrap:4"),
     "aborted_entry_stays": ("INV-51", DECODE, "delays=receive:1 aborts=2"),
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from dataclasses import fields
 from functools import cache
@@ -12,12 +11,13 @@ from typing import get_args
 import pytest
 
 from ppsim.check.invariants import INVARIANTS, RULES
-from ppsim.core import loop, messages
+from ppsim.core import messages
 from ppsim.core.config import RankConfig
 from ppsim.core.consensus import KVPoll
-from ppsim.core.loop import votes_of
+from ppsim.core.loop import Plan, votes_of
 from ppsim.core.messages import Kind, Lane
 from ppsim.cost.sglang_chunks import ChunkPredictor
+from ppsim.plugin.plans import right_plan
 from ppsim.sglang.flags import defaults
 from ppsim.world.streams import Streams
 
@@ -43,27 +43,23 @@ def rows(section: str, head: str) -> list[list[str]]:
     return table
 
 
-def title(phase: loop.Phase) -> str:
-    """A phase as the page writes it: its function, and the vote that it is about."""
-    made = inspect.getclosurevars(phase).nonlocals
-    return " ".join([phase.__qualname__.split(".")[0], *([made["name"]] if "name" in made else [])])
-
-
 def quoted(text: str, known: set[str]) -> list[str]:
     """Names of phases in a text, in order."""
-    return [name for name in re.findall(r"`([a-z_]+(?: [a-z_]+)?)`", text) if name in known]
+    return [name for name in re.findall(r"`([a-z_]+)`", text) if name in known]
 
 
-KNOWN = {title(phase) for plan in (loop.PLAIN, loop.PREFILL, loop.PREFILL_VOTING, loop.DECODE) for phase in plan}
+PLAIN, PREFILL, DECODE = right_plan("plain"), right_plan("prefill"), right_plan("decode")
+PREFILL_VOTING = right_plan("prefill", "vote")
+KNOWN = {phase.__name__ for plan in (PLAIN, PREFILL, PREFILL_VOTING, DECODE) for phase in plan}
 
 
 @pytest.mark.parametrize(
-    ("section", "plan"), [("1.3", loop.PLAIN), ("1.7", loop.PREFILL), ("1.8", loop.DECODE)], ids=["1.3", "1.7", "1.8"]
+    ("section", "plan"), [("1.3", PLAIN), ("1.7", PREFILL), ("1.8", DECODE)], ids=["1.3", "1.7", "1.8"]
 )
-def test_the_steps_of_a_loop_are_its_phases_in_their_order(section: str, plan: loop.Plan) -> None:
+def test_the_steps_of_a_loop_are_its_phases_in_their_order(section: str, plan: Plan) -> None:
     steps = re.findall(r"^(?:\d+\. |\| \d+[ab]? \|).*(?:\n  .*)*", sections()[section], re.M)
     assert len(steps) >= 14
-    assert quoted("\n".join(steps), KNOWN) == [title(phase) for phase in plan]
+    assert quoted("\n".join(steps), KNOWN) == [phase.__name__ for phase in plan]
 
 
 def test_the_phases_of_the_voting_bootstrap_are_those_that_the_page_puts_in_their_place() -> None:
@@ -73,7 +69,7 @@ def test_the_phases_of_the_voting_bootstrap_are_those_that_the_page_puts_in_thei
     own = quoted(sections()["1.7"].split("The released loop votes")[1], KNOWN)
     ran = [*step["1"], *step["2"], *own[:2], *(name for n in range(5, 11) for name in step[str(n)]), *own[2:]]
     ran += [name for n in range(13, 19) for name in step[str(n)]]
-    assert ran == [title(phase) for phase in loop.PREFILL_VOTING]
+    assert ran == [phase.__name__ for phase in PREFILL_VOTING]
 
 
 def test_lanes_kinds_and_states_are_those_of_the_core() -> None:
