@@ -224,14 +224,17 @@ class Scheduler(Intake):
 
     def _launch_prefill(self, slot: Slot, iteration: int, adder: PrefillAdder) -> LaunchedBatch | None:
         pieces: list[Piece[Request]] = []
-        self.chunked = adder.new_chunked
+        continued, self.chunked = self.chunked, adder.new_chunked
         put_back: list[Request] = []
         self.kv.evict_ahead(sum(piece.new_tokens for piece in adder.admitted), len(adder.admitted))
         for piece in adder.admitted:
             request = piece.kv
-            if not self.kv.can_grow(request, piece.new_tokens) or self.is_refused_memory(request):
+            is_second = not piece.is_last_chunk and self.chunked is not request  # the chunk place is taken again
+            if is_second or not self.kv.can_grow(request, piece.new_tokens) or self.is_refused_memory(request):
                 self.journal.add(PutBack(request.rid))
                 put_back.append(request)  # defined end instead of a crash: it waits again, first in line
+                if request is continued:
+                    self.chunked = continued  # also behind its last chunk: its earlier ones may be in flight
                 continue
             self.kv.grow(request, piece.new_tokens)
             request.on(Event.LAUNCH_CHUNK)
