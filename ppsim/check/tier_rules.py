@@ -54,7 +54,9 @@ class TierRules:
         self.seen: dict[int, Seen] = {}
 
     def watch(self, r: Seat) -> None:
-        """Hang it on a rank. Call before it runs."""
+        """Hang it on a rank, if it has a host tier. Call before it runs."""
+        if not r.rank.config.hicache_write_policy:
+            return
         r.observers.before(lambda _: self.look(r))
         r.observers.after(lambda effect, _: self.begins(r, effect), fx.Act)
         r.observers.after(lambda effect, _: self.behind_loads(r, effect.batch.pieces), fx.Launch)

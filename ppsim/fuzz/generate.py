@@ -58,6 +58,8 @@ def drawn(draw: Draws, profile: Profile) -> Experiment:
         on.discard("big_batches")
     role = draw.one_of(profile.roles)
     work = workload(draw, on)
+    if "concurrency" in work and role in ("decode", "pd"):  # one after the other, each through votes and transfers
+        del work["requests"][3:]
     raw = {"name": "fuzz", "workload": work, **machine(draw, on, role, work["requests"])}
     surroundings(draw, on, role, raw)
     chance(draw, on, raw)
