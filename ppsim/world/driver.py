@@ -17,7 +17,7 @@ from ppsim.check.physical import buffer_given_up
 from ppsim.core import effects as fx
 from ppsim.core.agreed import Local
 from ppsim.core.consensus import KVPoll
-from ppsim.core.errors import CoreError, InvariantViolation
+from ppsim.core.errors import InvariantViolation
 from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Hidden, Lane, NewRequest, Output
 from ppsim.core.rank import Rank
@@ -100,8 +100,8 @@ class SimulatedRank:
             except StopIteration:
                 self.done = True
                 return
-            except CoreError:
-                self.setting.running = self
+            except Exception as error:
+                self.setting.running, self.setting.raised = self, error
                 raise
             self.effect = effect
             if self.pauses and self.rank.iteration >= self.pauses[0].at_iteration:

@@ -25,6 +25,7 @@ from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.tree import Scenario
 from ppsim.scenario.warn import without_effect
 from ppsim.workload import Workload
+from ppsim.world.blame import Hang
 from ppsim.world.chance import AskedOnce
 from ppsim.world.choices import Choices
 from ppsim.world.client import WorkloadClient
@@ -60,10 +61,11 @@ def simulate_pair(
     tokens: dict[str, tuple[int, ...]] | None = None,
     rules: TransferRules | None = None,
     began: Callable[[Setting], None] | None = None,
+    hang: Hang | None = None,
 ) -> SimulationResult:
     """Run both sides to their end. The result is the decode side's; ``setting.peer`` is the prefill side."""
     env = ChoosingEnvironment(choices)
-    sides = build(env, scenario, progress, choices, hooks, tokens, rules or TransferRules(hooks(0, 0)))
+    sides = build(env, scenario, progress, choices, hooks, tokens, rules or TransferRules(hooks(0, 0)), hang)
     for side in SIDES:
         for simulated in sides.of(side).ranks:
             env.process(simulated.run())
@@ -86,6 +88,7 @@ def build(
     hooks: Callable[[int, int], Hooks],
     tokens: dict[str, tuple[int, ...]] | None,
     rules: TransferRules,
+    hang: Hang | None = None,
 ) -> Sides:
     """Both settings with their ranks, and the wires between them."""
     peers = Peers(scenario.cluster.pp_size, decode_stages(scenario), scenario.cluster.tp_replicas)
@@ -101,6 +104,8 @@ def build(
             for tp_rank in range(mine.cluster.tp_replicas):
                 rank = build_rank(rank_config(mine, pp_rank, tp_rank), hooks(pp_rank, tp_rank))
                 setting.ranks.append(PipelineRank(env, setting, rank, capacity, transfers, side))
+        if hang is not None:
+            hang(setting)
         watch_ranks(setting, side)
     sides = Sides(settings[PREFILL], settings[DECODE], transfers, [])
     sides.decode.peer, sides.decode.recording.peer = sides.prefill, sides.prefill.recording

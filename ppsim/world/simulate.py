@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ppsim.check.audit import Audit, follow
+from ppsim.check.observers import phase_of_error
 from ppsim.check.patience import watch_patience
 from ppsim.check.progress import Stuck
 from ppsim.check.together import Together
 from ppsim.check.verdicts import verdict_of
 from ppsim.check.watch import StopRun, Watch
-from ppsim.core.errors import CoreError
+from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
 from ppsim.core.messages import Input
@@ -26,6 +27,7 @@ from ppsim.scenario.tree import Scenario
 from ppsim.scenario.warn import start_warnings, without_effect
 from ppsim.workload import Arrival, Workload, build_workload
 from ppsim.workload.facts import Facts
+from ppsim.world.blame import Hang, with_blame
 from ppsim.world.chance import decided, failing
 from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
@@ -74,12 +76,31 @@ def simulate(
 
     ``began`` is told the setting before anything happens: who ends a run from outside still has what it recorded.
     """
-    choices, given = choices or SeededChoices(scenario.seed), given or Given()
+    chosen, given = choices or SeededChoices(scenario.seed), given or Given()
     make_hooks = hooks or hooks_for(scenario.bugs)
+    result = simulate_once(scenario, progress, chosen, make_hooks, given, began)
+
+    def again(repeated: Choices, hang: Hang) -> Verdict:
+        return simulate_once(scenario, None, repeated, make_hooks, given, None, hang).verdict
+
+    verdict = with_blame(result.verdict, scenario, chosen, make_hooks, again)
+    return result if verdict == result.verdict else replace(result, verdict=verdict)
+
+
+def simulate_once(
+    scenario: Scenario,
+    progress: Callable[[int, int], None] | None,
+    choices: Choices,
+    make_hooks: Callable[[int, int], Hooks],
+    given: Given,
+    began: Callable[[Setting], None] | None,
+    hang: Hang | None = None,
+) -> SimulationResult:
+    """The run itself. ``hang``: looks at the ranks of each pipeline ahead of the judge."""
     if scenario.disaggregation.role == "pd":
         from ppsim.world.pd_simulate import simulate_pair
 
-        return simulate_pair(scenario, progress, choices, make_hooks, given.tokens, began=began)
+        return simulate_pair(scenario, progress, choices, make_hooks, given.tokens, began=began, hang=hang)
     setting = prepare(scenario, progress, choices, given)
     for message in without_effect(scenario):
         setting.recording.warn(message)
@@ -90,6 +111,8 @@ def simulate(
         for tp_rank in range(cluster.tp_replicas):
             rank = build_rank(rank_config(scenario, pp_rank, tp_rank), make_hooks(pp_rank, tp_rank))
             setting.ranks.append(SimulatedRank(env, setting, rank, capacity))
+    if hang is not None:
+        hang(setting)
     watch_ranks(setting)
     for simulated in setting.ranks:
         env.process(simulated.run())
@@ -184,4 +207,7 @@ def client_of(scenario: Scenario, workload: Workload, given: Given) -> Client:
 def verdict_of_error(error: CoreError | StopRun, setting: Setting) -> Verdict:
     """The verdict, or the first cause where the ranks have recorded their calls."""
     r = setting.ranks[error.rank] if isinstance(error, StopRun) else setting.running
-    return first_cause(verdict_of(error, r), setting)
+    phase = phase_of_error(error)  # of the loop that raised it; what an observer raises has left the loop as it is
+    if not phase and isinstance(error, InvariantViolation) and error.rank < len(setting.ranks):
+        phase = setting.ranks[error.rank].phase()
+    return first_cause(verdict_of(error, r, phase), setting)
