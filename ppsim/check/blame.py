@@ -12,14 +12,14 @@ rank that still stands before its sends owes nothing: that is a circle of waits 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from ppsim.check.observers import Seat, phase_of
 from ppsim.check.telling import first_rid, rid_of, short, told, told_message
 from ppsim.core.channels import RULES
 from ppsim.core.config import RankConfig
-from ppsim.core.effects import Commit, Decided, Effect, Send
+from ppsim.core.effects import Commit, Decided, Decision, Effect, Send
 from ppsim.core.errors import CoreError
 from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Kind, Lane, Message
@@ -30,7 +30,7 @@ BuildRank: TypeAlias = Callable[[RankConfig], Rank]
 """A right rank from its configuration: default parts, the user's policy."""
 
 MAX_LEFT_OUT = 16  # sends in a row that a rank may have left out
-SIDE_RULES = {Lane.HICACHE: "INV-28", Lane.BOOTSTRAP: "INV-50"}
+SIDE_RULES = {Lane.HICACHE: "INV-28", Lane.BOOTSTRAP: "INV-50", Lane.FLUSH: "INV-86"}
 PHASE_RULES = {"agree_tiers": "INV-28", "agree_bootstrap": "INV-50"}
 """What a missing message between replicas of a stage breaks, by the phase that it belongs to."""
 
@@ -48,9 +48,19 @@ class Debt:
     phase: str
 
 
+def rule_of(kind: Kind, lane: Lane, phase: str) -> str:
+    """What is broken where a message of this kind is not sent. ``phase``: where it is sent, or received."""
+    if kind is Kind.SIDE:
+        return SIDE_RULES.get(lane) or PHASE_RULES.get(phase, "INV-31")
+    return RULES.get(kind, "INV-31")
+
+
 @dataclass(frozen=True, slots=True)
 class Departure:
-    """Where a rank has parted from its twin. ``owes``: what it never sent, the first of it at this place."""
+    """Where a rank has parted from its twin. ``owes``: what it never sent, the first of it at this place.
+
+    ``unsent``: a right rank sends this here. Whether this one does so later is not known.
+    """
 
     rank: int
     iteration: int
@@ -60,6 +70,7 @@ class Departure:
     expected: str
     came: str
     owes: tuple[Debt, ...] = ()
+    unsent: Debt | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -88,12 +99,16 @@ class Twin:
         mine = self._next()
         if mine != effect and isinstance(effect, Send) and self._pays(effect):
             return
+        debts: list[tuple[Debt, Message]] = []
         if isinstance(mine, Send) and mine != effect:
-            mine = self._leave_out(mine, effect)
+            mine = self._leave_out(mine, effect, debts)
         if isinstance(mine, Exception):
             self._stops(mine, told(effect))
         elif mine != effect:
-            self._departs(told(mine), told(effect), rid_of(mine, effect, self._known()))
+            unsent = debts[0][0] if debts else None
+            if isinstance(mine, Decided) and isinstance(effect, Decided) and alike(mine.decision, effect.decision):
+                self._compare_state(effect)  # a part of it says more than two digests
+            self._departs(told(mine), told(effect), rid_of(mine, effect, self._known()), unsent)
         elif isinstance(effect, Decided):
             self._compare_state(effect)
 
@@ -120,10 +135,10 @@ class Twin:
         else:
             self.is_lost = True
 
-    def _leave_out(self, mine: Effect, effect: Effect) -> Effect | Exception:
+    def _leave_out(self, mine: Effect, effect: Effect, debts: list[tuple[Debt, Message]]) -> Effect | Exception:
         """Whether the rank has left out this send, and maybe some behind it, and goes on as its twin does. The reply is
-        what the twin asks then."""
-        first, debts = mine, []
+        what the twin asks then. ``debts`` is told the sends."""
+        first = mine
         following: Effect | Exception = mine
         while isinstance(following, Send) and following != effect and len(debts) < MAX_LEFT_OUT:
             debts.append((self._debt(following), following.message))
@@ -136,11 +151,8 @@ class Twin:
         return following
 
     def _debt(self, send: Send) -> Debt:
-        message, phase = send.message, phase_of(self.loop)
-        rule = RULES.get(message.kind, "INV-31")
-        if message.kind is Kind.SIDE:
-            rule = SIDE_RULES.get(message.lane) or PHASE_RULES.get(phase, "INV-31")
-        right = self.right
+        message, phase, right = send.message, phase_of(self.loop), self.right
+        rule = rule_of(message.kind, message.lane, phase)
         return Debt(send.dst, message.kind, rule, told_message(message), right.iteration, right.slot, phase)
 
     def _pays(self, effect: Send) -> bool:
@@ -156,7 +168,7 @@ class Twin:
         return False
 
     def _compare_state(self, effect: Decided) -> None:
-        """The decisions are alike; so must be all that they were made from, and what they leave behind."""
+        """Where decisions are alike, all that they were made from must be too, and what they leave behind."""
         at, right, here = effect.decision.iteration, self.right, self.r.rank
         pairs = [("inputs", tuple(right.inputs), tuple(here.inputs))]
         mine, its = right.scheduler, here.scheduler
@@ -168,7 +180,7 @@ class Twin:
             pairs += [(name, a, b) for (_, name, a), (_, _, b) in zip(parts, others, strict=True)]  # type: ignore[misc]
         for name, a, b in pairs:
             if a != b:
-                self._departs(f"{name} {a!r}", f"{name} {b!r}", first_rid(a, b, self._known()))
+                self._departs(f"has {name} {a!r}", f"has {name} {b!r}", first_rid(a, b, self._known()))
                 return
 
     def _known(self) -> dict[str, object]:
@@ -176,11 +188,11 @@ class Twin:
         ranks = [rank for rank in (self.right, self.r.rank) if rank.started is not None]
         return {rid: None for rank in ranks for rid in rank.scheduler.requests}
 
-    def _departs(self, expected: str, came: str, rid: str) -> None:
+    def _departs(self, expected: str, came: str, rid: str, unsent: Debt | None = None) -> None:
         if self.departure is None:
             r = self.r
             place = (r.rank_id, r.rank.iteration, r.rank.slot, r.phase())
-            self.departure = Departure(*place, rid, short(expected), short(came))
+            self.departure = Departure(*place, rid, short(expected), short(came), unsent=unsent)
 
     def ends(self, error: Exception | None = None, phase: str = "") -> Departure | None:
         """What is known when the run is over. ``error``: what the rank's own loop raised, in ``phase``."""
@@ -197,6 +209,11 @@ class Twin:
         expected = f"sends the {debt.what} to rank {debt.dst}"
         owes = tuple(debt for debt, _ in self.owed)
         return Departure(*place, "", expected, "it goes on without sending it", owes)
+
+
+def alike(one: Decision, other: Decision) -> bool:
+    """Whether two decisions differ in nothing but the state that they leave behind."""
+    return replace(one, state_digest=other.state_digest) == other
 
 
 def earliest(departures: Iterable[Departure]) -> Departure | None:

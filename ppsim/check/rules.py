@@ -96,7 +96,7 @@ class Rules:
 
     def _flushes(self, r: Seat, decision: fx.Decision) -> None:
         """INV-73: a flush that was granted found no launched batch but the one that came after it."""
-        granted = {reply.rid for reply in r.rank.scheduler.outbox if reply.status == "finished"}
+        granted = {reply.rid for reply in r.rank.scheduler.flushed}
         for item in r.rank.inputs:
             if not isinstance(item, FlushCache) or item.rid not in granted:
                 continue

@@ -15,6 +15,7 @@ from ppsim.check.blame import Departure, earliest
 from ppsim.check.calls import after_a_crash, named
 from ppsim.check.invariants import BY_NAME
 from ppsim.check.observers import Seat
+from ppsim.check.owed import Wait, overdue
 from ppsim.check.progress import queue_lines
 from ppsim.check.watch import StopRun
 from ppsim.core.errors import CallsDiffer, CoreError, InvariantViolation, ProtocolError
@@ -112,17 +113,16 @@ def calls_of(r: Seat) -> tuple[Call, ...]:
     return r.rank.checker.log if r.rank.checker is not None else ()
 
 
-def judged(verdict: Verdict, departures: Sequence[Departure]) -> Verdict:
-    """The verdict with the rank that is to blame. ``departures``: of all ranks that have parted from their twins.
+def judged(verdict: Verdict, departures: Sequence[Departure], waits: Sequence[Wait] = ()) -> Verdict:
+    """The verdict with the rank that is to blame. ``departures``: of all ranks that have parted from their twins;
+    ``waits``: of all that stand in a receive.
 
     Whoever is named and has parted stays named. A rank that has done all along what a right one would is not to blame
     if another one has parted: then that one is, at the place where it did. A circle of waits in which somebody owes a
     message is no circle: the debt is what is broken.
     """
-    debts = [d for d in departures if d.owes]
-    if verdict.invariant == "INV-40" and debts:
-        guilty = earliest(debts)
-        assert guilty is not None
+    guilty = earliest(d for d in departures if d.owes) or overdue(waits, departures)
+    if verdict.exit_code == EXIT_LIVENESS and verdict.invariant in (None, "INV-40") and guilty is not None:
         debt = guilty.owes[0]
         where = Place(debt.rule, guilty.rank, guilty.iteration, guilty.slot, guilty.phase, guilty.rid)
         text = f"it owes rank {debt.dst} the {debt.what} and has gone on without sending it"

@@ -56,6 +56,7 @@ class Intake:
         self.grammar_queue: list[Request] = []
         self.acts: list[tuple[str, str, str]] = []  # (what, key, argument): asked of the local environment by the loop
         self.ended: list[str] = []  # ended outside a harvest since the last record, in order
+        self.flushed: list[Reply] = []  # answers to the flushes that the last inputs granted (phases.acknowledge_flush)
         self.delivered: list[tuple[str, int, int]] = []  # (rid, n, token) delivered outside a harvest, likewise
         self.role: Role = Role(self)
 
@@ -68,7 +69,7 @@ class Intake:
     @agreed_call("INV-01", "inputs")
     def apply(self, inputs: Iterable[Input]) -> None:
         """Process the replicated request list of an iteration, in order."""
-        self.advanced, self.failed, self.aborted = [], [], []
+        self.advanced, self.failed, self.aborted, self.flushed = [], [], [], []
         for item in inputs:
             match item:
                 case NewRequest():
@@ -164,7 +165,7 @@ class Intake:
             self.outbox.append(Reply(item.rid, "refused", reason="flush_cache: requests are waiting or in flight"))
             return
         self.kv.tree.reset()
-        self.outbox.append(Reply(item.rid, "finished", reason="flushed"))
+        self.flushed.append(Reply(item.rid, "finished", reason="flushed"))
 
     @agreed_call("INV-43", "ready", "failed")
     def resolve_grammar(self, ready: Agreed[tuple[str, ...]], failed: Agreed[tuple[str, ...]]) -> None:

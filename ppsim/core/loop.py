@@ -13,6 +13,7 @@ from ppsim.core import checker, phases, votes
 from ppsim.core import pd_phases as pd
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects
+from ppsim.core.flush import acknowledge_flush, answer_flush
 from ppsim.core.leader import agree_grammar
 from ppsim.core.rank import Rank, build_rank
 from ppsim.core.start import agree_on_start
@@ -34,6 +35,7 @@ PLAIN: Plan = (
     phases.ingest_inputs,
     phases.forward_inputs,
     phases.apply_inputs,
+    acknowledge_flush,
     agree_grammar,
     agree_tiers,
     *RUN[:-1],
@@ -42,6 +44,7 @@ PLAIN: Plan = (
     phases.send_hidden_early,
     phases.harvest,
     phases.send_hidden_late,
+    answer_flush,
     phases.carry_over,
 )
 
@@ -51,6 +54,7 @@ PREFILL: Plan = (
     phases.commit_inputs,
     phases.share_inputs,
     phases.apply_inputs,
+    acknowledge_flush,
     agree_grammar,
     agree_tiers,
     pd.agree_bootstrap,
@@ -65,6 +69,7 @@ PREFILL: Plan = (
     phases.send_inputs,
     votes.send_votes,
     phases.send_hidden_late,
+    answer_flush,
     phases.carry_over,
     pd.end_iteration,
 )
@@ -76,6 +81,7 @@ PREFILL_VOTING: Plan = (
     phases.commit_inputs,
     phases.share_inputs,
     phases.apply_inputs,
+    acknowledge_flush,
     agree_grammar,
     agree_tiers,
     pd.first("bootstrap", pd.view_bootstrap),
@@ -94,6 +100,7 @@ PREFILL_VOTING: Plan = (
     phases.send_inputs,
     votes.send_votes,
     phases.send_hidden_late,
+    answer_flush,
     phases.carry_over,
     pd.end_iteration,
 )
@@ -104,6 +111,7 @@ DECODE: Plan = (
     phases.commit_inputs,
     phases.share_inputs,
     phases.apply_inputs,
+    acknowledge_flush,
     agree_grammar,
     agree_tiers,
     pd.first("retract", pd.view_retract),
@@ -126,6 +134,7 @@ DECODE: Plan = (
     phases.send_inputs,
     votes.send_votes,
     phases.send_hidden_late,
+    answer_flush,
     phases.carry_over,
     pd.end_iteration,
 )

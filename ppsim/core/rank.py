@@ -12,7 +12,7 @@ from ppsim.core.agreed import Agreed
 from ppsim.core.channels import Endpoint
 from ppsim.core.checker import Checker, start_checker
 from ppsim.core.config import RankConfig
-from ppsim.core.effects import Harvest, Work
+from ppsim.core.effects import Harvest, Reply, Work
 from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Hidden, Input, Lane, Output, Verdict
 from ppsim.core.pd_decode import DecodeRole
@@ -47,6 +47,7 @@ class Rank:
     side_work: dict[Lane, list[Work]] = field(default_factory=dict)
     carried: dict[str, Verdict | None] = field(default_factory=dict)  # vote -> conclusion to pass on in this iteration
     applied_verdicts: dict[str, int] = field(default_factory=dict)  # vote -> number of the last applied conclusion
+    flushes: deque[tuple[int, tuple[Reply, ...]]] = field(default_factory=deque)  # first rank: iteration, answers held
     last_vote: int | None = None  # iteration of Shutdown: the last one in which a vote is taken
     waits_since_ms: dict[str, int] = field(default_factory=dict)  # by the local clock; never replicated
     runs_since_ms: dict[str, int] = field(default_factory=dict)

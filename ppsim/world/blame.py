@@ -11,8 +11,10 @@ from typing import TypeAlias
 
 from ppsim.check.blame import BuildRank, Departure, Twin
 from ppsim.check.observers import phase_of_error
+from ppsim.check.owed import Wait
 from ppsim.check.verdicts import judged
 from ppsim.core.config import RankConfig
+from ppsim.core.effects import Recv
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
 from ppsim.core.outcome import Verdict
@@ -48,9 +50,9 @@ def with_blame(verdict: Verdict, scenario: Scenario, choices: Choices, make_hook
         side = next((name for name in SIDE_NAMES if verdict.message.startswith(name)), "")
         found = verdict
         for about in dict.fromkeys((side, *sides)):  # the side that the verdict is about comes first
-            if found == verdict and sides.get(about):
+            if found == verdict and about in sides:
                 inner = verdict._replace(message=verdict.message.removeprefix(side))
-                told = judged(inner, sides[about])
+                told = judged(inner, sides[about], waits(twins.settings[about][0]))
                 found = verdict if told == inner else told._replace(message=f"{about}{told.message}")
         if found != verdict or any(sides.values()):
             return found
@@ -107,6 +109,20 @@ class Twins:
     def sides(self) -> dict[str, list[Departure]]:
         """Call once, when the run is over."""
         return {name: departures(*mine) for name, mine in self.settings.items()}
+
+
+def waits(setting: Setting) -> list[Wait]:
+    """What the ranks that stand still wait for."""
+    found: list[Wait] = []
+    for r in setting.ranks:
+        effect = r.effect
+        if not isinstance(effect, Recv) or r.done or effect.kind is None or r.waits_for is None:
+            continue
+        src = setting.ranks[effect.src]
+        if effect.iteration is not None and effect.slot is not None and not src.done:
+            where = (effect.src, effect.lane, effect.kind, effect.iteration, effect.slot)
+            found.append(Wait(r.rank_id, r.phase(), *where, src.rank.config, src.rank.iteration))
+    return found
 
 
 def is_pair(setting: Setting) -> bool:
