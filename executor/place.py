@@ -81,6 +81,10 @@ class Place:
             return None
         return self.facts.sender(self.rank_id, self.rank.iteration, rid)
 
+    def sender_status(self, rid: str) -> int | None:
+        """Of a prefill server against a modelled peer, the only role that has transfers here."""
+        return None if self.facts is None else self.facts.sender(self.rank_id, self.rank.iteration, rid)
+
     def sampled(self, reply: object) -> tuple[int, ...]:
         """Waits for the device: who checks every invariant gives up running ahead of it."""
         tokens: list[int] = reply.tolist()  # type: ignore[attr-defined]  # a tensor, of which the launcher knows nothing

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from ppsim.check import lockstep, physical, progress, together
+from ppsim.check.answered import Answered
 from ppsim.check.audit import Audit
 from ppsim.check.leftovers import rank_leftover, unanswered
 from ppsim.check.page_claims import PageClaims
@@ -37,6 +38,7 @@ class Invariant:
     statement: str
     owner: Owner
     unbreakable: str = ""  # why no run can break it, if none can
+    fact: str = ""  # what it is held against
 
     @property
     def name(self) -> str:
@@ -168,6 +170,18 @@ RULES: tuple[Invariant, ...] = (
     Invariant(71, "every relay forwards every field of an output", (phases._receive_output,)),
     Invariant(72, "no rank stands still for an agreement", (Agreements.ends,)),
     Invariant(73, "the cache is emptied only while nothing is in flight", (Rules._flushes,)),
+    Invariant(
+        86,
+        "a flush is answered when every rank has emptied its cache, and not before",
+        (Together._flushed,),
+        fact="the cache of each rank at the decision behind the flush",
+    ),
+    Invariant(
+        87,
+        "a request that fails on the other side while it waits for its turn leaves the queue of all ranks",
+        (Answered._waiting,),
+        fact="the state of the rank's own transfer, in its world",
+    ),
 )
 """Rules of public bug reports that no number of section 12 says (docs/bugs.md).
 

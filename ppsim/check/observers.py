@@ -74,6 +74,10 @@ class Seat(Protocol):
         """KVPoll of the rank's own transfer of a request that it has finished sending or given pages for; else None."""
         ...
 
+    def sender_status(self, rid: str) -> int | None:
+        """KVPoll of the rank's own transfer of a request that has sent nothing yet (prefill role); None: not known."""
+        ...
+
     def sampled(self, reply: object) -> tuple[int, ...]:
         """The tokens behind the reply to a launch on the last stage, one a row."""
         ...

@@ -1,9 +1,9 @@
 """Messages that are owed: somebody waits for one, and its sender has passed the point where it was due.
 
 Rule: when a message leaves is protocol (protocol.md 1.3 to 1.8): from the kind, the iteration that it is of and the
-stage of its sender follows the iteration in which the sender sends it. A sender that is in a later iteration by now will
-not send it any more. One that is in that iteration or before it may still do so: ranks that are all before their sends
-wait for each other (invariant 40).
+stage of its sender follows the iteration in which the sender sends it. A sender that is in a later iteration by now
+will not send it any more. One that is in that iteration or before it may still do so: ranks that are all before their
+sends wait for each other (invariant 40).
 """
 
 from __future__ import annotations
@@ -59,6 +59,4 @@ def overdue(waits: Iterable[Wait], departures: Sequence[Departure]) -> Departure
     rule, slot = rule_of(wait.kind, wait.lane, phase), due % wait.sender.num_slots
     debt = Debt(wait.rank, wait.kind, rule, what, due, slot, phase)
     expected = f"sends the {debt.what} to rank {debt.dst}"
-    return Departure(
-        src, debt.iteration, debt.slot, debt.phase, "", expected, "it goes on without sending it", (debt,)
-    )
+    return Departure(src, debt.iteration, debt.slot, debt.phase, "", expected, "it goes on without sending it", (debt,))

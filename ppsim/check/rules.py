@@ -96,7 +96,8 @@ class Rules:
 
     def _flushes(self, r: Seat, decision: fx.Decision) -> None:
         """INV-73: a flush that was granted found no launched batch but the one that came after it."""
-        granted = {reply.rid for reply in r.rank.scheduler.flushed}
+        scheduler = r.rank.scheduler
+        granted = {answer.rid for answer in (*scheduler.flushed, *scheduler.outbox) if answer.status == "finished"}
         for item in r.rank.inputs:
             if not isinstance(item, FlushCache) or item.rid not in granted:
                 continue

@@ -95,7 +95,27 @@ class Delivers(NamedTuple):
     tokens: tuple[tuple[str, int], ...]
 
 
-Record: TypeAlias = Shown | Decides | Harvests | Voices | Concludes | Samples | Delivers
+class Empties(NamedTuple):
+    """A rank has emptied its cache for a flush."""
+
+    rank: int
+    iteration: int
+    slot: int
+    rid: str
+    phase: str = ""
+
+
+class Answers(NamedTuple):
+    """The first rank says that a flush is done."""
+
+    rank: int
+    iteration: int
+    slot: int
+    rid: str
+    phase: str = ""
+
+
+Record: TypeAlias = Shown | Decides | Harvests | Voices | Concludes | Samples | Delivers | Empties | Answers
 
 
 class Together:
@@ -107,6 +127,7 @@ class Together:
         self.firsts: dict[tuple[str, int], tuple[Parts, int]] = {}
         self.views: dict[tuple[str, int], dict[int, View]] = {}  # (vote, iteration) -> what each rank saw
         self.samples: dict[int, dict[str, int]] = {}
+        self.emptied: dict[str, tuple[int, ...]] = {}  # flush -> ranks that have done it and were not answered for
 
     def take(self, record: Record) -> None:
         """Raises InvariantViolation if this record does not go with the earlier ones."""
@@ -130,6 +151,10 @@ class Together:
                 self.samples.pop(record.iteration - NUM_SAMPLED_KEPT, None)
             case Delivers():
                 self._own_samples(record)
+            case Empties():
+                self.emptied[record.rid] = (*self.emptied.get(record.rid, ()), record.rank)
+            case Answers():
+                self._flushed(record)
 
     def _compare(self, shown: Shown) -> None:
         """Hold a rank's parts against those of the first rank that came to this iteration."""
@@ -176,6 +201,17 @@ class Together:
                 row = "another row" if token in tokens.values() else "nowhere"
                 text = f"token {token} of {rid} comes from {row}, the last rank sampled {tokens}"
                 fail("INV-34" if token in tokens.values() else "INV-41", delivered, rid, text)
+
+    def _flushed(self, answer: Answers) -> None:
+        """INV-86: every rank has emptied its cache."""
+        done = list(self.emptied.get(answer.rid, ()))
+        missing = [rank for rank in range(self.num_ranks) if rank not in done]
+        for rank in range(self.num_ranks) if not missing else ():
+            done.remove(rank)  # an id may come twice
+        self.emptied[answer.rid] = tuple(done)
+        if missing:
+            text = f"the flush is answered, but rank {missing[0]} has not emptied its cache"
+            fail("INV-86", answer, answer.rid, text)
 
 
 def fail(invariant: str, record: Record, rid: str, text: str) -> None:

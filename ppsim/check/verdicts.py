@@ -30,7 +30,7 @@ LIVENESS_RULES = ("INV-69", "INV-72")  # what takes too long, not what goes wron
 def verdict_of(error: CoreError | StopRun, r: Seat | None = None, phase: str = "") -> Verdict:
     """The verdict behind an error that ended a run.
 
-    ``r``: the rank that gave up, or in which it was raised; ``phase``: where its loop stood, if the error has unwound it.
+    ``r``: the rank that gave up, or in which it was raised; ``phase``: where its loop stood, if the error unwound it.
     """
     if isinstance(error, CallsDiffer):
         error = named(error)
@@ -88,9 +88,7 @@ def given_up(stop: StopRun, r: Seat | None) -> Verdict:
         text = "\n".join([text, *(f"  {line}" for line in queue_lines(r.rank.scheduler))])
         rid = next(iter(r.rank.scheduler.requests), None)  # the oldest of those that get nowhere
     expected = "something is read, launched or answered again and again" if kind == "fail" else "the run ends"
-    return Verdict(
-        kind, stop.exit_code, text, None, stop.rank, stop.iteration, slot, rid, phase, expected, str(stop)
-    )
+    return Verdict(kind, stop.exit_code, text, None, stop.rank, stop.iteration, slot, rid, phase, expected, str(stop))
 
 
 def failed(invariant: str, r: Seat, text: str, rid: str = "", phase: str = "") -> Verdict:

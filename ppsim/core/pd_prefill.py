@@ -22,7 +22,6 @@ from ppsim.core.messages import NewRequest
 from ppsim.core.request import Event, Request, State
 from ppsim.core.roles import Role
 
-
 MAX_LOOKS = 64  # waiting requests that one vote looks at
 
 

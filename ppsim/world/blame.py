@@ -139,5 +139,3 @@ def departures(setting: Setting, twins: Sequence[Twin]) -> list[Departure]:
         if departed is not None:
             found.append(departed)
     return found
-
-

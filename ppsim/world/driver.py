@@ -159,6 +159,10 @@ class SimulatedRank:
             poll, kind = facts.receiver, "receive"
         return unknown(poll(self.rank_id, iteration, rid)) if (self.rank_id, kind, rid) in facts.known else None
 
+    def sender_status(self, rid: str) -> int | None:
+        """Against a modelled peer; of two pipelines see ``pd_rank.py``."""
+        return self.setting.facts.sender(self.rank_id, self.rank.iteration, rid)
+
     def sampled(self, reply: object) -> tuple[int, ...]:
         """The tokens of a launch on the last stage."""
         assert isinstance(reply, Payload)
