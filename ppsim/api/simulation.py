@@ -15,6 +15,7 @@ from ppsim.scenario.load import read_scenario, scenario_with
 from ppsim.scenario.tree import Scenario
 from ppsim.sglang.result import LaunchLine
 from ppsim.world.choices import Choices
+from ppsim.world.setting import Setting
 from ppsim.world.simulate import simulate as simulate_world
 
 if TYPE_CHECKING:
@@ -80,11 +81,12 @@ def simulate(scenario: ScenarioLike | Experiment, /, *, policy: PolicyLike = Non
 def simulated(scenario: Scenario, change: Change, choices: Choices | None = None) -> SimulationResult:
     """The world's run; what a changed scheduler raises is its own failure: PluginError."""
     hooks = change.hooks(scenario.bugs)
+    begun: list[Setting] = []
     try:
-        return simulate_world(scenario, hooks=hooks, choices=choices)
+        return simulate_world(scenario, hooks=hooks, choices=choices, began=begun.append)
     except PpsimError:
         raise
     except (Exception, SystemExit) as error:
         if change.is_none and not scenario.bugs:
             raise
-        raise crash_of(scenario.name, error) from error
+        raise crash_of(scenario.name, error, begun[0] if begun else None) from error

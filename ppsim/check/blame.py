@@ -129,9 +129,9 @@ class Twin:
     def _stops(self, error: Exception, came: str) -> None:
         """A right rank stops here, and this one goes on."""
         if isinstance(error, StopIteration):
-            self._departs("its loop is over", came, "")
+            self._departs("ends its loop", came, "")
         elif isinstance(error, CoreError):
-            self._departs(f"it stops: {error}", came, getattr(error, "rid", ""))
+            self._departs(f"stops: {error}", came, getattr(error, "rid", ""))
         else:
             self.is_lost = True
 
@@ -161,7 +161,7 @@ class Twin:
             if message == effect.message and debt.dst == effect.dst:
                 place = (debt.iteration, debt.slot, debt.phase)
                 self.departure = Departure(
-                    self.r.rank_id, *place, "", f"sends the {debt.what} to rank {debt.dst}", "it is sent later"
+                    self.r.rank_id, *place, "", f"sends the {debt.what} to rank {debt.dst}", "sends it later"
                 )
                 self.owed.remove((debt, message))
                 return True
@@ -194,12 +194,12 @@ class Twin:
             place = (r.rank_id, r.rank.iteration, r.rank.slot, r.phase())
             self.departure = Departure(*place, rid, short(expected), short(came), unsent=unsent)
 
-    def ends(self, error: Exception | None = None, phase: str = "") -> Departure | None:
+    def ends(self, error: BaseException | None = None, phase: str = "") -> Departure | None:
         """What is known when the run is over. ``error``: what the rank's own loop raised, in ``phase``."""
         if self.departure is None and error is not None and not self.is_lost:
             mine = self._next()
             if isinstance(mine, StopIteration) or not isinstance(mine, Exception):  # else a right rank stops here too
-                expected = "its loop is over" if isinstance(mine, Exception) else told(mine)
+                expected = "ends its loop" if isinstance(mine, Exception) else told(mine)
                 place = (self.r.rank_id, self.r.rank.iteration, self.r.rank.slot, phase)
                 self.departure = Departure(*place, getattr(error, "rid", ""), short(expected), short(f"stops: {error}"))
         if not self.owed:
@@ -208,7 +208,7 @@ class Twin:
         place = (self.r.rank_id, debt.iteration, debt.slot, debt.phase)
         expected = f"sends the {debt.what} to rank {debt.dst}"
         owes = tuple(debt for debt, _ in self.owed)
-        return Departure(*place, "", expected, "it goes on without sending it", owes)
+        return Departure(*place, "", expected, "goes on without sending it", owes)
 
 
 def alike(one: Decision, other: Decision) -> bool:

@@ -59,4 +59,4 @@ def overdue(waits: Iterable[Wait], departures: Sequence[Departure]) -> Departure
     rule, slot = rule_of(wait.kind, wait.lane, phase), due % wait.sender.num_slots
     debt = Debt(wait.rank, wait.kind, rule, what, due, slot, phase)
     expected = f"sends the {debt.what} to rank {debt.dst}"
-    return Departure(src, debt.iteration, debt.slot, debt.phase, "", expected, "it goes on without sending it", (debt,))
+    return Departure(src, debt.iteration, debt.slot, debt.phase, "", expected, "goes on without sending it", (debt,))

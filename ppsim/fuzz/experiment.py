@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from pathlib import Path
 from typing import Any
 
 from ppsim.core.digest import digest
@@ -22,6 +21,8 @@ from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import validate
 from ppsim.scenario.tree import Scenario
 from ppsim.world.choices import Choices, PctChoices, RecordingChoices, SeededChoices, TapeChoices
+from ppsim.world.crash import crashed, place
+from ppsim.world.setting import Setting
 from ppsim.world.simulate import SimulationResult, simulate
 
 ANY_ROLE = "any"
@@ -171,7 +172,9 @@ def run_experiment(
         return Outcome(verdict, digest(NO_END), Signature(NO_END, ""), tuple(recorder.tape))
     except (Exception, SystemExit) as error:  # whatever a changed scheduler raises: the fuzzer reports it and goes on
         what = "crash" if result is None else "report"
-        verdict = Verdict("fail", EXIT_SAFETY, f"{what}: {type(error).__name__}: {error} ({place(error)})")
+        verdict = crashed(limit.setting, error)
+        if result is not None:
+            verdict = Verdict("fail", EXIT_SAFETY, f"report: {type(error).__name__}: {error} ({place(error)})")
         signature = Signature(f"{what}-{type(error).__name__}", "")
         return Outcome(verdict, digest(signature.invariant), signature, tuple(recorder.tape), result)
     verdict = result.verdict
@@ -191,21 +194,9 @@ def digest_of(result: SimulationResult) -> str:
     return total.hexdigest()
 
 
-def place(error: BaseException) -> str:
-    """File, line and function in which an exception was raised; SimPy raises another one from it."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    trace = error.__traceback__
-    assert trace is not None
-    while trace.tb_next is not None:
-        trace = trace.tb_next
-    code = trace.tb_frame.f_code
-    return f"{Path(code.co_filename).name}, line {trace.tb_lineno}, in {code.co_name}"
-
-
-def crash_of(name: str, error: BaseException) -> PluginError:
+def crash_of(name: str, error: BaseException, setting: Setting | None = None) -> PluginError:
     """What a changed scheduler raised, as its own failure, with the place where it happened."""
-    return PluginError(f"{name}: crash: {type(error).__name__}: {error} ({place(error)})")
+    return PluginError(f"{name}: {crashed(setting, error).message}")
 
 
 def broken(verdict: Verdict) -> str:

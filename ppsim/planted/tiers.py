@@ -67,7 +67,7 @@ class OwnStorageReadiness(Hooks):
         return instead(steps, "agree_tiers", agree_tiers)
 
 
-@planted("silent_without_acks", breaks="INV-40", profile="hicache", source="bugs.md B24")
+@planted("silent_without_acks", breaks="INV-28", profile="hicache", source="bugs.md B24")
 class SilentWithoutAcks(Hooks):
     """A replica of the first stage that has seen no copy end skips the exchange; the others wait for its word."""
 

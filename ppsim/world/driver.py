@@ -92,6 +92,13 @@ class SimulatedRank:
 
     def run(self) -> Generator[Event, None, None]:
         """The SimPy process."""
+        try:
+            yield from self._run()
+        except (Exception, SystemExit):
+            self.setting.running = self.setting.running or self
+            raise
+
+    def _run(self) -> Generator[Event, None, None]:
         reply: Any = None
         handlers, loop, befores, afters = self.handlers, self.loop, self.observers.befores, self.observers.afters
         while True:
@@ -100,8 +107,9 @@ class SimulatedRank:
             except StopIteration:
                 self.done = True
                 return
-            except Exception as error:
-                self.setting.running, self.setting.raised = self, error
+            except (Exception, SystemExit) as error:
+                if self.setting.running is None:  # others may still run into something before the first error ends it
+                    self.setting.running, self.setting.raised = self, error
                 raise
             self.effect = effect
             if self.pauses and self.rank.iteration >= self.pauses[0].at_iteration:

@@ -39,4 +39,4 @@ class Setting:
     store_lag_ns: int = 0
     ranks: list[SimulatedRank] = field(default_factory=list)
     running: SimulatedRank | None = None  # the rank in whose loop or for whom an error was raised that ended the run
-    raised: Exception | None = None  # that error, where the rank's own loop raised it
+    raised: BaseException | None = None  # that error, where the rank's own loop raised it

@@ -17,6 +17,7 @@ from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
 from ppsim.core.messages import Input
 from ppsim.core.tokens import count
+from ppsim.errors import EXIT_UNKNOWN
 from ppsim.planted import hooks_for
 from ppsim.recording import PASS, Recording, Verdict
 from ppsim.scenario.fit import check_requests_fit
@@ -81,7 +82,10 @@ def simulate(
     result = simulate_once(scenario, progress, chosen, make_hooks, given, began)
 
     def again(repeated: Choices, hang: Hang) -> Verdict:
-        return simulate_once(scenario, None, repeated, make_hooks, given, None, hang).verdict
+        try:
+            return simulate_once(scenario, None, repeated, make_hooks, given, None, hang).verdict
+        except (Exception, SystemExit) as error:  # a plug-in that does not do the same twice
+            return Verdict("unknown", EXIT_UNKNOWN, str(error))
 
     verdict = with_blame(result.verdict, scenario, chosen, make_hooks, again)
     return result if verdict == result.verdict else replace(result, verdict=verdict)

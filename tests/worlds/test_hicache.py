@@ -207,7 +207,7 @@ UNEVEN = {**STORED, "host.schedule_us": 100.0}
 PLANTED = [
     ("scenarios/bugs/b07_load_acks.toml", "acks_counted_locally", "INV-28", 1, 6),
     ("scenarios/bugs/b08_storage_hits.toml", "own_storage_hits", "INV-28", 2, 7),
-    ("scenarios/bugs/b24_silent_rank.toml", "silent_without_acks", "INV-40", 0, 7),
+    ("scenarios/bugs/b24_silent_rank.toml", "silent_without_acks", "INV-28", 1, 7),
 ]
 
 
