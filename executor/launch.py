@@ -141,7 +141,9 @@ def execute(
         recording.stands = watchdog.stands if watchdog is not None else []
         return ExecutionResult(recording, stuck.verdict)
     except Stalled as stall:
-        return ExecutionResult(recording, deadlock(status, str(stall), rank_config(scenario, 0).num_slots))
+        return ExecutionResult(
+            recording, deadlock(status, str(stall), [rank_config(scenario, r) for r in range(pp_size)])
+        )
     finally:
         ranks.stop()
     absorb(recording, reports)

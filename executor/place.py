@@ -12,8 +12,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any
 
 from ppsim.check.audit import Audit, follow
+from ppsim.check.blame import Departure, Twin
 from ppsim.check.leftovers import rank_leftover, unanswered
-from ppsim.check.observers import Observers, phase_of
+from ppsim.check.observers import Observers, phase_of, phase_of_error
 from ppsim.check.patience import watch_patience
 from ppsim.check.physical import never_committed
 from ppsim.check.together import Decides, Harvests, Record
@@ -29,10 +30,11 @@ from ppsim.workload.facts import Facts
 class Place:
     """One rank. ``facts``, ``stored`` and ``loop`` come once it is connected and runs."""
 
-    def __init__(self, core: Rank, scenario: Scenario) -> None:
+    def __init__(self, core: Rank, scenario: Scenario, right: Rank | None = None) -> None:
         self.rank, self.run = core, scenario.run
         self.rank_id = core.link.rank_id
         self.observers = Observers()
+        self.twin = None if right is None else Twin(self, right)
         self.records: list[Record] = []
         self.facts: Facts | None = None
         self.stored: Mapping[str, Sequence[int | None]] = {}
@@ -41,13 +43,25 @@ class Place:
         self.watch = Watch(0, 0, None)  # the client counts iterations (run.max_iterations), the status shows progress
 
     def judge(self) -> None:
-        """Hang on the rank whatever the scenario asks for, in the order of the simulated world."""
+        """Hang on the rank whatever the scenario asks for, in the order of the simulated world.
+
+        A real run cannot be made again, so the twin that says who is to blame runs beside the rank from the start.
+        """
+        if self.twin is not None and (self.run.invariants or self.run.check):
+            self.twin.watch()
         self.watch.watch(self)
         if self.run.invariants:
             Audit(self.tell, commits_wait=True).watch(self)
         elif self.run.check:
             follow(self, self.tell)
         watch_patience([self], self.run.max_wait_iterations, self.run.max_agreement_wait_ms)
+
+    def departure(self, error: BaseException | None = None) -> Departure | None:
+        """Where this rank has parted from a right one. ``error``: what its own loop raised."""
+        if self.twin is None or self.twin.loop is None:
+            return None
+        phase = phase_of_error(error) if error is not None else ""
+        return self.twin.ends(error if phase else None, phase)
 
     def tell(self, record: Record) -> None:
         """Keep what is held against the other ranks."""

@@ -26,6 +26,7 @@ from executor.timing import ForwardTimer
 from executor.transport import PeerLost, Transport
 from executor.watchdog import attach
 from executor.worker import HOST, Job, Report
+from ppsim.check.observers import phase_of_error, place_of_error
 from ppsim.check.verdicts import calls_of
 from ppsim.check.watch import StopRun
 from ppsim.core.errors import CoreError
@@ -34,6 +35,7 @@ from ppsim.core.loop import build_rank, event_loop_pp
 from ppsim.core.outcome import Verdict
 from ppsim.errors import PpsimError, UsageError
 from ppsim.planted import hooks_for
+from ppsim.planted.policies import right_ranks
 from ppsim.recording import Recording
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 
@@ -44,21 +46,25 @@ FOREVER = timedelta(days=365)  # an idle rank waits as long as no client sends a
 def attempt(rank: int, job: Job, status: Status) -> Report:
     """Run the rank; every exception becomes a report."""
     recording = Recording(job.scenario.cluster.pp_size, name=job.scenario.name, seed=job.scenario.seed, world="exec")
-    core = build_rank(rank_config(job.scenario, rank), hooks_of(job)(rank, 0))
-    place = Place(core, job.scenario)
+    make_hooks, config = hooks_of(job), rank_config(job.scenario, rank)
+    place = Place(build_rank(config, make_hooks(rank, 0)), job.scenario, right_ranks(make_hooks)[0](config))
     ended = Report(rank, recording, is_audited=job.scenario.run.invariants)
     try:
         verdict = serve(place, job, status, recording)
-        return replace(ended, verdict=verdict, records=tuple(place.records))
+        return replace(ended, verdict=verdict, records=tuple(place.records), departure=place.departure())
     except PeerLost as lost:
         error = PpsimError(f"lost rank {lost.peer} while {lost.doing} it")
-        return replace(ended, error=error, lost_peer=lost.peer, calls=calls_of(place), records=tuple(place.records))
+        ended = replace(ended, error=error, lost_peer=lost.peer, calls=calls_of(place))
+        return replace(ended, records=tuple(place.records), departure=place.departure())
     except (CoreError, PpsimError) as known:
         verdict = verdict_of_error(known, place) if isinstance(known, CoreError | StopRun | GaveUp) else None
-        ended = replace(ended, error=known, trace=format_exc(), verdict=verdict)
-        return replace(ended, calls=calls_of(place), records=tuple(place.records))
+        ended = replace(ended, error=known, trace=format_exc(), verdict=verdict, calls=calls_of(place))
+        return replace(ended, records=tuple(place.records), departure=place.departure(known))
     except Exception as unknown:
-        return Report(rank, error=PpsimError(f"{type(unknown).__name__}: {unknown}"), trace=format_exc())
+        what = f"{type(unknown).__name__}: {unknown} ({place_of_error(unknown)})"
+        at, phase = place.rank, phase_of_error(unknown) or place.phase()
+        where = f"iteration {at.iteration}, slot {at.slot}, phase {phase}"
+        return replace(ended, error=PpsimError(f"{what} in {where}"), trace=format_exc())
 
 
 def hooks_of(job: Job) -> Callable[[int, int], Hooks]:

@@ -17,6 +17,7 @@ from multiprocessing import connection, parent_process
 
 from executor.status import Status
 from executor.watchdog import Pulse
+from ppsim.check.blame import Departure
 from ppsim.check.together import Record
 from ppsim.core.hooks import Hooks
 from ppsim.core.messages import Call, Input
@@ -54,6 +55,7 @@ class Report:
     verdict: Verdict | None = None  # of its error, or of what it had left behind at the end
     calls: tuple[Call, ...] = ()  # of the rank consensus checker, where it is on
     records: tuple[Record, ...] = ()  # what it is held against the other ranks by
+    departure: Departure | None = None  # where it has parted from a right rank with the same replies, if it has
     is_audited: bool = False  # run.invariants: the records show all of its state, not its decisions alone
 
 

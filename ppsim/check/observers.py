@@ -7,13 +7,17 @@ calls ``befores[type(effect)]`` once when the rank has yielded the effect, howev
 
 from __future__ import annotations
 
+import sysconfig
 from collections.abc import Callable, Generator, Mapping, Sequence
-from types import GeneratorType
+from pathlib import PurePath
+from types import FrameType, GeneratorType
 from typing import Any, Protocol, TypeAlias, get_args
 
 from ppsim.core.effects import Effect
 from ppsim.core.rank import Rank
 
+OURS = str(PurePath(__file__).parents[1])  # this package
+LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 EFFECTS: tuple[type[Effect], ...] = get_args(Effect)
 
 Before: TypeAlias = Callable[[Any], None]
@@ -108,3 +112,28 @@ def phase_of_error(error: BaseException) -> str:
         return inner
     made = getattr(phase, "__code__", None)  # a phase that is made by a function is named by it, not by its code
     return str(phase.__name__) if made is None or made.co_name == inner else inner
+
+
+def place_of_error(error: BaseException) -> str:
+    """File, line and method in which an exception was raised: the innermost of the user's own, else the innermost."""
+    while error.__cause__ is not None:  # SimPy raises another one from it
+        error = error.__cause__
+    trace, innermost, users = error.__traceback__, "an unknown place", ""
+    while trace is not None:
+        innermost = method_of(trace.tb_frame, trace.tb_lineno)
+        if is_users(trace.tb_frame.f_code.co_filename):
+            users = innermost
+        trace = trace.tb_next
+    return users or innermost
+
+
+def is_users(file: str) -> bool:
+    """Whether a file is neither of this package nor of a library. Planted bugs are what a user could have written."""
+    if file.startswith(OURS):
+        return file.startswith(str(PurePath(OURS) / "planted"))
+    return not file.startswith(("<", *LIBRARIES))
+
+
+def method_of(frame: FrameType, line: int) -> str:
+    code = frame.f_code
+    return f"{PurePath(code.co_filename).name}, line {line}, in {code.co_qualname}"

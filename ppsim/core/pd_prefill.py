@@ -21,6 +21,7 @@ from ppsim.core.intake import Intake
 from ppsim.core.messages import NewRequest
 from ppsim.core.request import Event, Request, State
 from ppsim.core.roles import Role
+from ppsim.core.slots import Slot
 
 MAX_LOOKS = 64  # waiting requests that one vote looks at
 
@@ -40,6 +41,7 @@ class PrefillRole(Role):
         super().__init__(scheduler)
         self.bootstrap: list[Request] = []
         self.inflight: list[Request] = []
+        self.just_computed: list[Request] = []  # in this iteration: what they send has not been asked for yet
         self.num_buffers = self.total_buffers = 2 * scheduler.config.max_running_requests
 
     def queues(self) -> dict[str, list[Request]]:
@@ -69,6 +71,9 @@ class PrefillRole(Role):
                 self.scheduler.waiting.append(request)
                 self.scheduler.acts.append(("admitted", request.rid, ""))
 
+    def before_schedule(self, slot: Slot) -> None:
+        self.just_computed = []
+
     def chunk_done(self, request: Request) -> None:
         """Send the finished whole pages of a chunk, in the iteration that schedules the next one."""
         page = self.scheduler.config.page_size
@@ -85,6 +90,7 @@ class PrefillRole(Role):
         request.sent_len = request.kv_len
         request.on(Event.COMPUTED)
         self.inflight.append(request)
+        self.just_computed.append(request)
         return True
 
     def in_turn(self, iteration: int) -> list[Request]:
@@ -98,7 +104,8 @@ class PrefillRole(Role):
     def apply_release(self, good: Agreed[Rids], bad: Agreed[Rids]) -> None:
         """Give KV back for what is terminal everywhere; what failed anywhere is a failure everywhere.
 
-        Who still waits for its turn has sent nothing, so it need not be terminal everywhere to leave.
+        Who still waits for its turn has sent nothing, so it need not be terminal everywhere to leave. Whose turn has
+        come since the vote, and is over in this very iteration, is left to the next vote.
         """
         scheduler = self.scheduler
         for request in [r for r in scheduler.waiting if r.rid in bad.value]:
@@ -106,7 +113,7 @@ class PrefillRole(Role):
             self.num_buffers += 1
             scheduler.end(request, Event.FAIL, "it failed on the decode side before its turn came")
         for request in list(self.inflight):
-            if request.rid not in good.value:
+            if request.rid not in good.value or request in self.just_computed:
                 continue
             self.inflight.remove(request)
             self.num_buffers += 1

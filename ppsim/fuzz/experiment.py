@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from ppsim.check.observers import place_of_error
 from ppsim.core.digest import digest
 from ppsim.core.hooks import Hooks
 from ppsim.errors import EXIT_SAFETY, EXIT_UNKNOWN, PluginError, ScenarioError
@@ -21,7 +22,7 @@ from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import validate
 from ppsim.scenario.tree import Scenario
 from ppsim.world.choices import Choices, PctChoices, RecordingChoices, SeededChoices, TapeChoices
-from ppsim.world.crash import crashed, place
+from ppsim.world.crash import crashed
 from ppsim.world.setting import Setting
 from ppsim.world.simulate import SimulationResult, simulate
 
@@ -174,7 +175,7 @@ def run_experiment(
         what = "crash" if result is None else "report"
         verdict = crashed(limit.setting, error)
         if result is not None:
-            verdict = Verdict("fail", EXIT_SAFETY, f"report: {type(error).__name__}: {error} ({place(error)})")
+            verdict = Verdict("fail", EXIT_SAFETY, f"report: {type(error).__name__}: {error} ({place_of_error(error)})")
         signature = Signature(f"{what}-{type(error).__name__}", "")
         return Outcome(verdict, digest(signature.invariant), signature, tuple(recorder.tape), result)
     verdict = result.verdict

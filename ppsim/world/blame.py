@@ -13,20 +13,15 @@ from ppsim.check.blame import BuildRank, Departure, Twin
 from ppsim.check.observers import phase_of_error
 from ppsim.check.owed import Wait
 from ppsim.check.verdicts import judged
-from ppsim.core.config import RankConfig
 from ppsim.core.effects import Recv
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import build_rank
 from ppsim.core.outcome import Verdict
-from ppsim.core.rank import Rank
-from ppsim.planted.registry import MARK
+from ppsim.planted.policies import MakeHooks, right_ranks
 from ppsim.scenario.rank import rank_config
 from ppsim.scenario.tree import Scenario
 from ppsim.world.choices import Choices, same_again
 from ppsim.world.driver import SimulatedRank
 from ppsim.world.setting import Setting
 
-MakeHooks: TypeAlias = Callable[[int, int], Hooks]
 Hang: TypeAlias = Callable[[Setting], None]
 """Hangs something on all ranks of a setting, ahead of the judge."""
 Again: TypeAlias = Callable[[Choices, Hang], Verdict]
@@ -57,31 +52,6 @@ def with_blame(verdict: Verdict, scenario: Scenario, choices: Choices, make_hook
         if found != verdict or any(sides.values()):
             return found
     return verdict
-
-
-def right_ranks(make_hooks: MakeHooks) -> Sequence[BuildRank]:
-    """How a right rank is built: with the user's policy, else, where no rank parts from that, without it."""
-    policy = without_bugs(make_hooks)
-    return (built_with(policy),) if policy is Hooks else (built_with(policy), built_with(Hooks))
-
-
-def built_with(make_hooks: MakeHooks) -> BuildRank:
-    def build(config: RankConfig) -> Rank:
-        return build_rank(config, make_hooks(config.pp_rank, config.tp_rank))
-
-    return build
-
-
-def without_bugs(make_hooks: MakeHooks) -> MakeHooks:
-    """The user's policy alone."""
-    made = type(make_hooks(0, 0))
-    parts = made.__bases__ if made.__name__ == "CombinedHooks" else (made,)
-    kept = tuple(part for part in parts if not any(MARK in vars(base) for base in part.__mro__))
-    if not kept:
-        return Hooks
-    if kept == parts:
-        return make_hooks
-    return kept[0] if len(kept) == 1 else type("CombinedHooks", kept, {})
 
 
 class Twins:

@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import sysconfig
-from pathlib import Path
-from types import FrameType
-
-import ppsim
-from ppsim.check.observers import phase_of_error
+from ppsim.check.observers import phase_of_error, place_of_error
 from ppsim.core.outcome import Verdict
 from ppsim.errors import EXIT_SAFETY
 from ppsim.world.driver import SimulatedRank
 from ppsim.world.setting import Setting
 
-OURS = str(Path(ppsim.__file__).parent)
-LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-
 
 def crashed(setting: Setting | None, error: BaseException) -> Verdict:
     """The verdict of a run that an exception has ended. ``setting``: of the run, None if it had not begun."""
-    what = f"crash: {type(error).__name__}: {error} ({place(error)})"
+    what = f"crash: {type(error).__name__}: {error} ({place_of_error(error)})"
     expected, came = "the method returns", f"{type(error).__name__}: {error}"
     if setting is None:
         return Verdict("fail", EXIT_SAFETY, what, expected=expected, came=came)
@@ -39,28 +31,3 @@ def rank_of(setting: Setting) -> tuple[str, SimulatedRank]:
     if setting.running is not None:
         return "decode side, ", setting.running
     return "prefill side, ", peer.running or peer.ranks[0]
-
-
-def place(error: BaseException) -> str:
-    """File, line and method in which an exception was raised: the innermost of the user's own, else the innermost."""
-    while error.__cause__ is not None:  # SimPy raises another one from it
-        error = error.__cause__
-    trace, innermost, users = error.__traceback__, "an unknown place", ""
-    while trace is not None:
-        innermost = told(trace.tb_frame, trace.tb_lineno)
-        if is_users(trace.tb_frame.f_code.co_filename):
-            users = innermost
-        trace = trace.tb_next
-    return users or innermost
-
-
-def is_users(file: str) -> bool:
-    """Whether a file is neither of this package nor of a library. Planted bugs are what a user could have written."""
-    if file.startswith(OURS):
-        return file.startswith(str(Path(OURS) / "planted"))
-    return not file.startswith(("<", *LIBRARIES))
-
-
-def told(frame: FrameType, line: int) -> str:
-    code = frame.f_code
-    return f"{Path(code.co_filename).name}, line {line}, in {code.co_qualname}"
