@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from ppsim.core.effects import (
     Act,
@@ -26,11 +27,28 @@ from ppsim.core.messages import AbortReq, Hidden, Message, Meta, NewRequest, Out
 MAX_SHOWN = 200  # characters of one fact
 
 
+class Place(NamedTuple):
+    """Which rule is broken, and where."""
+
+    invariant: str
+    rank: int
+    iteration: int
+    slot: int | None
+    phase: str = ""
+    rid: str = ""
+
+    def __str__(self) -> str:
+        slot = f", slot {self.slot}" if self.slot is not None else ""
+        phase = f", phase {self.phase}" if self.phase else ""
+        about = f", request {self.rid}" if self.rid else ""
+        return f"{self.invariant} at rank {self.rank}, iteration {self.iteration}{slot}{phase}{about}"
+
+
 def told(effect: Effect) -> str:
     """What a rank asks of its world, in words."""
     match effect:
         case Ingest():
-            return "reads its clients"
+            return "reads its clients" + (", with nothing else to do" if effect.idle else ", with more to do")
         case Send():
             return f"sends the {told_message(effect.message)} to rank {effect.dst}"
         case Recv():

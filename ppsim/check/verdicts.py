@@ -9,7 +9,6 @@ said more is the rule itself.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from ppsim.check.blame import Departure, earliest
 from ppsim.check.calls import after_a_crash, named
@@ -17,6 +16,7 @@ from ppsim.check.invariants import BY_NAME
 from ppsim.check.observers import Seat
 from ppsim.check.owed import Wait, overdue
 from ppsim.check.progress import queue_lines
+from ppsim.check.telling import Place
 from ppsim.check.watch import StopRun
 from ppsim.core.errors import CallsDiffer, CoreError, InvariantViolation, ProtocolError
 from ppsim.core.messages import Call
@@ -48,23 +48,6 @@ def verdict_of(error: CoreError | StopRun, r: Seat | None = None, phase: str = "
             if r is None:
                 return Verdict("fail", EXIT_SAFETY, f"INV-23: {error}", "INV-23", came=str(error))
             return failed("INV-23", r, str(error), phase=phase)
-
-
-class Place(NamedTuple):
-    """Which rule is broken, and where."""
-
-    invariant: str
-    rank: int
-    iteration: int
-    slot: int | None
-    phase: str = ""
-    rid: str = ""
-
-    def __str__(self) -> str:
-        slot = f", slot {self.slot}" if self.slot is not None else ""
-        phase = f", phase {self.phase}" if self.phase else ""
-        about = f", request {self.rid}" if self.rid else ""
-        return f"{self.invariant} at rank {self.rank}, iteration {self.iteration}{slot}{phase}{about}"
 
 
 def broken(where: Place, text: str, expected: str = "", came: str = "", code: int | None = None) -> Verdict:
@@ -119,8 +102,9 @@ def judged(verdict: Verdict, departures: Sequence[Departure], waits: Sequence[Wa
     if another one has parted: then that one is, at the place where it did. A circle of waits in which somebody owes a
     message is no circle: the debt is what is broken.
     """
-    guilty = earliest(d for d in departures if d.owes) or overdue(waits, departures)
-    if verdict.exit_code == EXIT_LIVENESS and verdict.invariant in (None, "INV-40") and guilty is not None:
+    is_stuck = verdict.exit_code == EXIT_LIVENESS and verdict.invariant in (None, "INV-40")
+    guilty = earliest(d for d in departures if d.owes) or (overdue(waits, departures) if is_stuck else None)
+    if (is_stuck or verdict.invariant == "INV-31") and guilty is not None:  # who misses one, or takes the next for it
         debt = guilty.owes[0]
         where = Place(debt.rule, guilty.rank, guilty.iteration, guilty.slot, guilty.phase, guilty.rid)
         text = f"it owes rank {debt.dst} the {debt.what} and has gone on without sending it"

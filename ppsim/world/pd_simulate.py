@@ -203,7 +203,7 @@ def asleep(setting: Setting) -> Verdict | None:
     first = setting.ranks[0]
     if not isinstance(first, PipelineRank) or not first.nap.sleeps:
         return None
-    return waits_for_ever(first.rank)
+    return waits_for_ever(first.rank, first.phase())
 
 
 def finish(sides: Sides) -> None:
