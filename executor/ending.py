@@ -77,7 +77,8 @@ def verdict_of_run(recording: Recording, reports: Sequence[Report]) -> Verdict:
         if length != lengths[0]:
             at = min(length, lengths[0])
             text = f"it had {length} iterations, rank 0 had {lengths[0]}"
-            where = Place("INV-02", rank, at, at % recording.num_slots if recording.num_slots else None)
+            longer = max(recording.decisions[0], recording.decisions[rank], key=len)
+            where = Place("INV-02", rank, at, longer[at].slot)
             return blamed(broken(where, text, f"{lengths[0]} iterations", f"{length} iterations"), reports)
     left = next((report.verdict for report in reports if report.verdict is not None), PASS)
     return left if left.kind == "pass" else blamed(left, reports)
