@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ppsim.check.answered import Answered
 from ppsim.check.conclusions import Conclusions
 from ppsim.check.observers import Seat
 from ppsim.check.one_place import OnePlace
@@ -40,6 +41,7 @@ class Audit:
     def __init__(self, tell: Callable[[Record], None], *, commits_wait: bool) -> None:
         self.tell, self.commits_wait = tell, commits_wait
         self.rules = Rules(tell)
+        self.answered = Answered(tell)
         self.next_iteration: dict[int, int] = {}
         self.metas: dict[tuple[int, int], list[int]] = {}
         self.verdicts: dict[tuple[int, int, str], int] = {}
@@ -69,6 +71,7 @@ class Audit:
         after(lambda effect, _: self.after_decision(r, effect.decision), fx.Decided)
         after(lambda effect, _: self.harvested(r, effect.harvest), fx.Harvested)
         after(lambda effect, _: self.one_place.look(r), fx.Decided, fx.Harvested)
+        self.answered.watch(r)
         self.rules.turns.begin(r)
         self.reads.watch(r)
         self.transfers.watch(r)

@@ -129,7 +129,29 @@ class Reads(NamedTuple):
     rid: str  # the first request of that batch
 
 
-Record: TypeAlias = Shown | Decides | Harvests | Voices | Concludes | Moves | Samples | Delivers | Writes | Reads
+class Empties(NamedTuple):
+    """A rank has emptied its cache for a flush."""
+
+    rank: int
+    iteration: int
+    slot: int
+    rid: str
+    phase: str = ""
+
+
+class Answers(NamedTuple):
+    """The first rank says that a flush is done."""
+
+    rank: int
+    iteration: int
+    slot: int
+    rid: str
+    phase: str = ""
+
+
+Record: TypeAlias = (
+    Shown | Decides | Harvests | Voices | Concludes | Moves | Samples | Delivers | Writes | Reads | Empties | Answers
+)
 
 
 class Together:
@@ -145,6 +167,7 @@ class Together:
         self.concluded: dict[
             int, tuple[set[str], set[str]]
         ] = {}  # iteration of the votes -> good and bad of all of them
+        self.emptied: dict[str, tuple[int, ...]] = {}  # flush -> ranks that have done it and were not answered for
 
     def take(self, record: Record) -> None:
         """Raises InvariantViolation if this record does not go with the earlier ones."""
@@ -176,6 +199,10 @@ class Together:
                 mine.pop(record.iteration - NUM_SAMPLED_KEPT, None)
             case Reads():
                 self._as_written(record)
+            case Empties():
+                self.emptied[record.rid] = (*self.emptied.get(record.rid, ()), record.rank)
+            case Answers():
+                self._flushed(record)
 
     def _compare(self, shown: Shown) -> None:
         """Hold a rank's parts against those of the first rank that came to this iteration."""
@@ -259,6 +286,17 @@ class Together:
         else:
             text += f"are not what rank {reads.writer} wrote, nor what any launch wrote: they were changed since"
         fail("INV-78", reads, reads.rid, text)
+
+    def _flushed(self, answer: Answers) -> None:
+        """INV-86: every rank has emptied its cache."""
+        done = list(self.emptied.get(answer.rid, ()))
+        missing = [rank for rank in range(self.num_ranks) if rank not in done]
+        for rank in range(self.num_ranks) if not missing else ():
+            done.remove(rank)  # an id may come twice
+        self.emptied[answer.rid] = tuple(done)
+        if missing:
+            text = f"the flush is answered, but rank {missing[0]} has not emptied its cache"
+            fail("INV-86", answer, answer.rid, text)
 
 
 def fail(invariant: str, record: Record, rid: str, text: str) -> None:

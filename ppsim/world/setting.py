@@ -40,4 +40,5 @@ class Setting:
     peer: Setting | None = None  # two pipelines: of the decode side, the prefill side
     store_lag_ns: int = 0
     ranks: list[SimulatedRank] = field(default_factory=list)
-    running: SimulatedRank | None = None  # the rank whose core raised the error that ended the run
+    running: SimulatedRank | None = None  # the rank in whose loop or for whom an error was raised that ended the run
+    raised: BaseException | None = None  # that error, where the rank's own loop raised it
