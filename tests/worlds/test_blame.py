@@ -5,23 +5,23 @@ Which rank a bug sits on is known here from the bug itself, so no expectation co
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ppsim.check.verdicts import judged
-from ppsim.core.batch import Mode
 from ppsim.core.effects import Effect, Effects, Send
-from ppsim.core.hooks import Hooks
-from ppsim.core.loop import Plan
-from ppsim.core.messages import Kind, Output
+from ppsim.core.loop import Loop
+from ppsim.core.messages import Kind
 from ppsim.core.outcome import Verdict
-from ppsim.core.rank import Rank
+from ppsim.core.parts import Change
+from ppsim.core.policy import Policy
+from ppsim.core.rank import Plan, Rank
 from ppsim.core.request import Request
-from ppsim.planted import planted
-from ppsim.planted.plans import behind, does, instead, named
+from ppsim.plugin import load, planted
+from ppsim.plugin.plans import behind, does, instead, named
+from ppsim.plugin.right import without_bugs
 from ppsim.scenario.load import load_scenario
 from ppsim.world import simulate
 from ppsim.world.choices import ExhaustiveChoices, FirstChoice, PctChoices, RecordingChoices, SeededChoices, same_again
@@ -32,36 +32,25 @@ from tests.worlds.making import MS, requests, run
 CASES = Path(__file__).resolve().parents[1] / "data" / "rules"
 
 
-def of_case(name: str, hooks: Callable[[int, int], Hooks] | None = None) -> Verdict:
-    return simulate(load_scenario(str(CASES / f"{name}.toml")), hooks=hooks).verdict
+PLUGINS = Path(__file__).resolve().parents[1] / "regressions" / "plugins"
+
+
+def of_case(name: str, bug: str = "", *sets: str) -> Verdict:
+    """The verdict of a case, with its bug on."""
+    change = load([bug], str(PLUGINS / f"{name}.py")).change if bug else None
+    return simulate(load_scenario(str(CASES / f"{name}.toml"), sets), change=change).verdict
+
+
+def with_classes(*classes: type) -> Change:
+    return load(classes=classes).change
 
 
 # --- the guilty rank is who differs from its replay, not who differs from the first ---------------------------------
 
 
-@planted("second_ticket", breaks="INV-25", profile="hicache", source="sglang #36700")
-class SecondTicket(Hooks):
-    """A retracted request that waits again is looked up in storage again, by the first stage only."""
-
-    def __init__(self, pp_rank: int = 0, tp_rank: int = 0) -> None:
-        super().__init__(pp_rank, tp_rank)
-        self.issued: set[str] = set()
-
-    def plan(self, steps: Plan) -> Plan:
-        return behind(steps, "schedule", does(self.issue))
-
-    def issue(self, rank: Rank) -> None:
-        kv = rank.scheduler.kv
-        for request in rank.scheduler.waiting if rank.config.is_first else ():
-            key = f"{request.rid}/{request.arrived}/{request.num_retractions}"
-            if request.num_retractions and key not in self.issued:
-                self.issued.add(key)
-                kv.prefetch(request)
-
-
 def test_the_first_rank_is_to_blame_where_it_alone_asks_storage_twice() -> None:
     assert of_case("second_ticket").kind == "pass"
-    verdict = of_case("second_ticket", SecondTicket)
+    verdict = of_case("second_ticket", "second_ticket")
     assert (verdict.invariant, verdict.rank) == ("INV-25", 0), verdict.message
     assert verdict.phase == "schedule"
     assert verdict.message.startswith(f"INV-25 at rank 0, iteration {verdict.iteration}, slot {verdict.slot}, phase ")
@@ -71,40 +60,40 @@ def test_the_first_rank_is_to_blame_where_it_alone_asks_storage_twice() -> None:
     assert verdict.came != verdict.expected
 
 
-def odd_one(guilty: int) -> Callable[[int, int], Hooks]:
+def odd_one(guilty: int) -> Change:
     """One rank tries waiting requests in another order than the rest; a bug, not a policy."""
 
     @planted("odd_one", breaks="INV-10", profile="plain", source="test")
-    class OddOne(Hooks):
+    class OddOne(Policy):
         def admission_order(self, waiting: list[Request]) -> list[Request]:
             return waiting[::-1] if self.pp_rank == guilty else waiting
 
-    return OddOne
+    return with_classes(OddOne)
 
 
 @pytest.mark.parametrize("guilty", range(4))
 def test_any_rank_is_found_by_its_replay(guilty: int) -> None:
     changes = {"cluster.pp_size": 4, "workload.requests": requests(3), "run.invariants": True}
-    verdict = run(changes, hooks=odd_one(guilty)).verdict
+    verdict = run(changes, change=odd_one(guilty)).verdict
     assert (verdict.kind, verdict.rank, verdict.iteration, verdict.slot) == ("fail", guilty, 0, 0), verdict.message
 
 
-def loses_a_row(guilty: int, at: int) -> type[Hooks]:
+def loses_a_row(guilty: int, at: int) -> type[Loop]:
     """One rank loses a free row of its request table."""
 
     @planted("free_row_lost", breaks="INV-24", profile="plain", source="test")
-    class LosesARow(Hooks):
-        def plan(self, steps: Plan) -> Plan:
+    class LosesARow(Loop):
+        def plan(self) -> Plan:
             def lose(rank: Rank) -> None:
                 if rank.iteration == at and rank.config.pp_rank == guilty:
                     rank.scheduler.kv.free_rows.pop()
 
-            return behind(steps, "apply_inputs", does(lose))
+            return behind(super().plan(), "apply_inputs", does(lose))
 
     return LosesARow
 
 
-class Reversed(Hooks):
+class Reversed(Policy):
     """A policy of the user's, the same on all ranks."""
 
     def admission_order(self, waiting: list[Request]) -> list[Request]:
@@ -116,49 +105,57 @@ def test_a_right_rank_has_the_policy_of_the_user(guilty: int) -> None:
     """The policy alone would part every rank from a rank without one; the bug on top of it parts one rank only."""
 
     changes = {"cluster.pp_size": 3, "workload.requests": requests(3, output=6), "run.invariants": True}
-    both = type("CombinedHooks", (loses_a_row(guilty, 5), Reversed), {})
-    assert run(changes, hooks=Reversed).verdict.kind == "pass"
-    verdict = run(changes, hooks=both).verdict
+    assert run(changes, change=with_classes(Reversed)).verdict.kind == "pass"
+    verdict = run(changes, change=with_classes(loses_a_row(guilty, 5), Reversed)).verdict
     assert (verdict.invariant, verdict.rank, verdict.iteration) == ("INV-24", guilty, 5), verdict.message
 
 
 @pytest.mark.parametrize("guilty", range(3))
 def test_of_a_policy_that_differs_between_ranks_the_one_is_to_blame_that_is_unlike_no_policy(guilty: int) -> None:
-    class Differs(Hooks):
+    class Differs(Policy):
         def admission_order(self, waiting: list[Request]) -> list[Request]:
             return waiting[::-1] if self.pp_rank == guilty else waiting
 
     changes = {"cluster.pp_size": 3, "workload.requests": requests(3), "run.invariants": True}
-    assert run(changes, hooks=Differs).verdict.rank == guilty
+    assert run(changes, change=with_classes(Differs)).verdict.rank == guilty
+
+
+def test_what_is_left_of_a_policy_without_its_bugs() -> None:
+    @planted("mine", breaks="INV-10", profile="plain", source="test")
+    class Mine(Policy):
+        pass
+
+    @planted("of_hers", breaks="INV-10", profile="plain", source="test")
+    class OfHers(Reversed):
+        def chunk_size(self, prefix_len: int, planned: int) -> int:
+            return 1
+
+    assert without_bugs(Policy) is Policy
+    assert without_bugs(with_classes(Mine).policy) is Policy
+    for classes in ([Reversed], [Mine, Reversed], [Reversed, Mine], [OfHers], [OfHers, Mine]):
+        left = without_bugs(with_classes(*classes).policy)
+        assert issubclass(left, Reversed)
+        assert not issubclass(left, Mine | OfHers)
+        assert left().chunk_size(0, 9) == 9
 
 
 def test_a_policy_that_reads_the_clock_is_followed_to_the_nanosecond() -> None:
-    class Clock(Hooks):
+    class Clock(Policy):
         def admission_order(self, waiting: list[Request]) -> list[Request]:
             return waiting[::-1] if self.wall_clock_ns() // MS % 2 else waiting
 
     changes = {"workload.requests": requests(4, output=3), "run.invariants": True, "host.schedule_us": 700.0}
-    both = type("CombinedHooks", (loses_a_row(1, 3), Clock), {})
-    assert run(changes, hooks=Clock).verdict.kind == "pass"
-    verdict = run(changes, hooks=both).verdict
+    assert run(changes, change=with_classes(Clock)).verdict.kind == "pass"
+    verdict = run(changes, change=with_classes(loses_a_row(1, 3), Clock)).verdict
     assert (verdict.invariant, verdict.rank, verdict.iteration) == ("INV-24", 1, 3), verdict.message
 
 
 # --- messages that are owed ------------------------------------------------------------------------------------------
 
 
-@planted("decode_output_not_sent", breaks="INV-33", profile="plain", source="vllm-omni #7393")
-class DecodeOutputNotSent(Hooks):
-    """The last rank sends no output of a decode batch."""
-
-    def sends_output(self, rank: Rank, output: Output) -> bool:
-        batch = rank.scheduler.slots.slots[output.slot].launched
-        return not (rank.config.is_last and batch is not None and batch.forward.mode is Mode.DECODE)
-
-
 def test_the_last_rank_owes_the_output_that_it_has_not_sent() -> None:
     assert of_case("lost_output").kind == "pass"
-    verdict = of_case("lost_output", DecodeOutputNotSent)
+    verdict = of_case("lost_output", "decode_output_not_sent")
     # R1 is prefilled in iteration 0 and decodes in slot 0 again in iteration 2; without depth that is when it is sent.
     assert (verdict.invariant, verdict.rank, verdict.iteration, verdict.slot) == ("INV-33", 1, 2, 0), verdict.message
     assert "it owes rank 0 the output of iteration 2, slot 0 " in verdict.message
@@ -167,16 +164,17 @@ def test_the_last_rank_owes_the_output_that_it_has_not_sent() -> None:
     assert "INV-40" in verdict.message  # what followed from it
 
 
-def silent(kind: Kind, guilty: int, at: int, vote: str = "") -> Callable[[int, int], Hooks]:
+def silent(kind: Kind, guilty: int, at: int, vote: str = "") -> Change:
     """One rank leaves out one kind of message from one iteration on, and does all else as it should."""
 
     def wanted(send: Send) -> bool:
         return send.message.kind is kind and vote in ("", getattr(send.message, "name", vote))
 
     @planted("silent", breaks="INV-40", profile="plain", source="test")
-    class Silent(Hooks):
-        def plan(self, steps: Plan) -> Plan:
-            return tuple(self.quiet(phase) for phase in steps) if self.pp_rank == guilty else steps
+    class Silent(Loop):
+        def plan(self) -> Plan:
+            steps = super().plan()
+            return tuple(self.quiet(phase) for phase in steps) if self.config.pp_rank == guilty else steps
 
         def quiet(self, phase: Any) -> Any:
             def shut(rank: Rank) -> Effects[None]:
@@ -196,7 +194,7 @@ def silent(kind: Kind, guilty: int, at: int, vote: str = "") -> Callable[[int, i
             shut.__name__ = phase.__name__
             return shut
 
-    return Silent
+    return with_classes(Silent)
 
 
 THREE = {"cluster.pp_size": 3, "run.invariants": False, "workload.requests": requests(3, output=8)}
@@ -219,7 +217,7 @@ def test_who_leaves_a_message_out_is_named_with_its_own_rule(
     """Lockstep is on, the audit off, so nobody sees the silence before the ranks wait for each other."""
     base = {**THREE, **changes}
     assert run(base).verdict.kind == "pass"
-    verdict = run(base, hooks=silent(kind, guilty, 4, vote)).verdict
+    verdict = run(base, change=silent(kind, guilty, 4, vote)).verdict
     assert (verdict.invariant, verdict.rank) == (rule, guilty), verdict.message
     assert verdict.iteration is not None
     assert verdict.iteration >= 4 - 1
@@ -243,14 +241,15 @@ def test_a_message_that_comes_late_is_no_debt() -> None:
     """Hidden states that leave behind the end of the iteration: out of order, but they do leave."""
 
     @planted("late", breaks="INV-32", profile="plain", source="test")
-    class Late(Hooks):
-        def plan(self, steps: Plan) -> Plan:
-            if self.pp_rank != 0:
+    class Late(Loop):
+        def plan(self) -> Plan:
+            steps = super().plan()
+            if self.config.pp_rank != 0:
                 return steps
             first = instead(steps, "send_hidden_late")
             return (*first, *named(steps, "send_hidden_late"))
 
-    verdict = run({**THREE, "run.invariants": True}, hooks=Late).verdict
+    verdict = run({**THREE, "run.invariants": True}, change=with_classes(Late)).verdict
     assert verdict.kind == "pass" or verdict.rank == 0
 
 
@@ -277,12 +276,12 @@ def test_nobody_is_blamed_by_a_plugin_that_does_not_do_the_same_twice() -> None:
     count = [0]
 
     @planted("moody", breaks="INV-10", profile="plain", source="test")
-    class Moody(Hooks):
+    class Moody(Policy):
         def admission_order(self, waiting: list[Request]) -> list[Request]:
             count[0] += self.pp_rank == 0
             return waiting[::-1] if self.pp_rank == 0 and count[0] == 1 else waiting
 
-    verdict = run({"workload.requests": requests(3), "run.invariants": True}, hooks=Moody).verdict
+    verdict = run({"workload.requests": requests(3), "run.invariants": True}, change=with_classes(Moody)).verdict
     assert verdict.rank == 1  # as the first comparison had it: the second run passes
     assert "right rank" not in verdict.message
 
@@ -290,8 +289,8 @@ def test_nobody_is_blamed_by_a_plugin_that_does_not_do_the_same_twice() -> None:
 def test_without_checks_a_failure_is_told_as_it_is_found() -> None:
     changes = {"run.check": False, "run.invariants": False}
     assert run(changes).verdict.kind == "pass"
-    scenario = load_scenario(str(CASES / "lost_output.toml"), ("run.check=false", "run.invariants=false"))
-    verdict = simulate(scenario, hooks=DecodeOutputNotSent).verdict
+    sets = ("run.check=false", "run.invariants=false")
+    verdict = of_case("lost_output", "decode_output_not_sent", *sets)
     assert verdict.invariant == "INV-40"
     assert verdict.message.startswith("INV-40 at rank 0, iteration 3, slot 1, phase exchange_if_shallow")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ppsim.core.pd_prefill import MAX_LOOKS
-from ppsim.planted import all_bugs, hooks_for
+from ppsim.plugin import all_bugs, load
 from ppsim.recording import Recording
 from ppsim.scenario.load import load_scenario
 from ppsim.world import SimulationResult, simulate
@@ -22,7 +22,7 @@ CASE = Path(__file__).resolve().parents[1] / "data" / "rules" / "abort_while_wai
 
 
 def abort_while_waiting(*sets: str, bug: str = "") -> SimulationResult:
-    return simulate(load_scenario(str(CASE), sets), hooks=hooks_for([bug] if bug else []))
+    return simulate(load_scenario(str(CASE), sets), change=load([bug] if bug else []).change)
 
 
 def first_token_ms(recording: Recording, rid: str) -> float:
@@ -201,6 +201,6 @@ def test_two_flushes_of_one_id_are_answered_one_by_one() -> None:
 
 def test_a_flush_that_is_answered_when_the_first_rank_has_done_it_is_found() -> None:
     bug = "flush_answered_at_once"
-    verdict = run({**FLUSH, "cluster.pp_size": 3}, hooks=hooks_for([bug])).verdict
+    verdict = run({**FLUSH, "cluster.pp_size": 3}, change=load([bug]).change).verdict
     assert (verdict.invariant, verdict.rank, verdict.rid) == (all_bugs()[bug].breaks, 0, "F"), verdict.message
     assert "rank 1 has not emptied its cache" in verdict.message

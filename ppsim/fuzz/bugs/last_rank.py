@@ -12,6 +12,7 @@ from ppsim.core.journal import Flushed
 from ppsim.core.loop import Loop
 from ppsim.core.observations import Senders
 from ppsim.core.rank import Plan, Rank
+from ppsim.core.votes import Ballot, Voting
 from ppsim.plugin import planted
 from ppsim.plugin.plans import does, instead
 
@@ -29,15 +30,17 @@ class FlushAnsweredAtOnce(Loop):
 
 
 @planted("failed_request_keeps_its_turn", breaks="INV-87", profile="pd", source="protocol.md 6.3")
-class FailedRequestKeepsItsTurn(Loop):
+class FailedRequestKeepsItsTurn(Voting):
     """Nobody looks at the transfers of requests that wait: what has failed on the other side is computed all the same.
 
     So the released engines do.
     """
 
-    def plan(self) -> Plan:
-        def inflight_only(rank: Rank) -> Effects[tuple[Rids, Rids]]:
-            return (yield from pd.poll(rank, Senders, pd.prefill(rank).inflight, pd.TERMINAL))
+    def combine(self, rank: Rank, ballot: Ballot) -> Effects[tuple[Rids, Rids]]:
+        if ballot.name == pd.RELEASE.name:
+            ballot = replace(ballot, view=inflight_only)
+        return (yield from super().combine(rank, ballot))
 
-        first = self.voting.first(replace(pd.RELEASE, view=inflight_only))
-        return instead(super().plan(), "first_pass_release", first)
+
+def inflight_only(rank: Rank) -> Effects[tuple[Rids, Rids]]:
+    return (yield from pd.poll(rank, Senders, pd.prefill(rank).inflight, pd.TERMINAL))
