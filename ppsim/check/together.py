@@ -34,6 +34,7 @@ class Shown(NamedTuple):
     what: str
     at: int  # the iteration in which all ranks must show the same; -1: before the first
     parts: Parts
+    phase: str = ""
 
 
 class Decides(NamedTuple):
@@ -43,6 +44,7 @@ class Decides(NamedTuple):
     iteration: int
     slot: int
     decision: Decision
+    phase: str = ""
 
 
 class Harvests(NamedTuple):
@@ -52,6 +54,7 @@ class Harvests(NamedTuple):
     iteration: int
     slot: int
     harvest: Harvest
+    phase: str = ""
 
 
 class Voices(NamedTuple):
@@ -62,6 +65,7 @@ class Voices(NamedTuple):
     slot: int
     vote: str
     view: View
+    phase: str = ""
 
 
 class Concludes(NamedTuple):
@@ -74,6 +78,7 @@ class Concludes(NamedTuple):
     about: int
     good: tuple[str, ...]
     bad: tuple[str, ...]
+    phase: str = ""
 
 
 class Samples(NamedTuple):
@@ -83,6 +88,7 @@ class Samples(NamedTuple):
     iteration: int
     slot: int
     tokens: tuple[tuple[str, int], ...]
+    phase: str = ""
 
 
 class Delivers(NamedTuple):
@@ -93,6 +99,7 @@ class Delivers(NamedTuple):
     slot: int
     launched: int
     tokens: tuple[tuple[str, int], ...]
+    phase: str = ""
 
 
 class Empties(NamedTuple):
@@ -131,6 +138,13 @@ class Together:
 
     def take(self, record: Record) -> None:
         """Raises InvariantViolation if this record does not go with the earlier ones."""
+        try:
+            self._take(record)
+        except InvariantViolation as broken:
+            broken.phase = broken.phase or record.phase
+            raise
+
+    def _take(self, record: Record) -> None:
         match record:
             case Shown():
                 self._compare(record)

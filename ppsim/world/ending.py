@@ -5,7 +5,8 @@ from __future__ import annotations
 from ppsim.check.leftovers import rank_leftover, unanswered
 from ppsim.check.physical import never_committed
 from ppsim.check.progress import cycle_lines, name_of, wait_cycle
-from ppsim.check.verdicts import Place, broken, calls_of, failed, root_cause
+from ppsim.check.telling import Place
+from ppsim.check.verdicts import broken, calls_of, failed, root_cause
 from ppsim.core.outcome import Verdict
 from ppsim.errors import EXIT_LIVENESS
 from ppsim.world.driver import SimulatedRank
