@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from ppsim.check.blame import BuildRank
 from ppsim.core.config import RankConfig
 from ppsim.core.hooks import Hooks
 from ppsim.core.loop import build_rank
@@ -13,6 +12,7 @@ from ppsim.core.rank import Rank
 from ppsim.planted.registry import MARK
 
 MakeHooks: TypeAlias = Callable[[int, int], Hooks]
+BuildRank: TypeAlias = Callable[[RankConfig], Rank]
 
 
 def right_ranks(make_hooks: MakeHooks) -> tuple[BuildRank, ...]:
