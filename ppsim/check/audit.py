@@ -119,7 +119,7 @@ class Audit:
 
     def after_decision(self, r: Seat, decision: fx.Decision) -> None:
         """The decision, then every part of the replicated state."""
-        self.tell(Decides(r.rank_id, decision.iteration, decision.slot, decision))
+        self.tell(Decides(r.rank_id, decision.iteration, decision.slot, decision, r.phase()))
         if decision.iteration == 0:  # nothing has been computed before
             self._follow_swaps(r)
         self.compare("parts", r, decision.iteration, state_parts(r.rank.scheduler, decision.iteration))
@@ -161,7 +161,7 @@ class Audit:
     def harvested(self, r: Seat, harvest: fx.Harvest) -> None:
         """Launch and harvest belong together, and tokens to their rows."""
         self.compare("causes after", r, harvest.iteration, causes(r.rank.scheduler))  # before what the harvest shows
-        self.tell(Harvests(r.rank_id, harvest.iteration, harvest.slot, harvest))
+        self.tell(Harvests(r.rank_id, harvest.iteration, harvest.slot, harvest, r.phase()))
         scheduler = r.rank.scheduler
         num_slots = len(scheduler.slots)
         if harvest.harvested is not None and harvest.harvested != harvest.iteration - num_slots + 1:
@@ -203,7 +203,7 @@ class Audit:
         rows = zip(harvest.delivered, harvest.token_ids, strict=True)
         tokens = tuple((rid, token) for (rid, n), token in rows if n > skip)
         aborted = tuple(self.aborted.get(r.rank_id, ()))
-        self.tell(Delivers(r.rank_id, r.rank.iteration, r.rank.slot, harvest.harvested, tokens, aborted))
+        self.tell(Delivers(r.rank_id, r.rank.iteration, r.rank.slot, harvest.harvested, tokens, aborted, r.phase()))
 
     # --- launches --------------------------------------------------------------------------------------------
 
@@ -267,7 +267,7 @@ class Audit:
         if r.rank.config.is_last:
             rows = zip(batch.pieces, r.sampled(reply), strict=True)
             tokens = tuple((piece.rid, token) for piece, token in rows if piece.is_last_chunk)
-            self.tell(Samples(r.rank_id, batch.iteration, batch.slot, tokens))
+            self.tell(Samples(r.rank_id, batch.iteration, batch.slot, tokens, r.phase()))
 
     def awaited(self, r: Seat, output: Output) -> None:
         """Tokens come from the last stage and from nowhere else."""
@@ -318,7 +318,7 @@ class Audit:
 
     def compare(self, what: str, r: Seat, iteration: int, parts: Parts) -> None:
         """Hold a rank's parts against those of the first rank that came to this iteration."""
-        self.tell(Shown(r.rank_id, r.rank.iteration, r.rank.slot, what, iteration, parts))
+        self.tell(Shown(r.rank_id, r.rank.iteration, r.rank.slot, what, iteration, parts, r.phase()))
 
     def fail(self, invariant: str, r: Seat, detail: str, rid: str = "") -> None:
         raise InvariantViolation(invariant, r.rank_id, r.rank.iteration, r.rank.slot, rid, detail)
@@ -329,11 +329,11 @@ def follow(r: Seat, tell: Callable[[Record], None]) -> None:
 
     def decided(effect: fx.Decided, _: object) -> None:
         d = effect.decision
-        tell(Decides(r.rank_id, d.iteration, d.slot, d))
+        tell(Decides(r.rank_id, d.iteration, d.slot, d, r.phase()))
 
     def harvested(effect: fx.Harvested, _: object) -> None:
         h = effect.harvest
-        tell(Harvests(r.rank_id, h.iteration, h.slot, h))
+        tell(Harvests(r.rank_id, h.iteration, h.slot, h, r.phase()))
 
     r.observers.after(decided, fx.Decided)
     r.observers.after(harvested, fx.Harvested)

@@ -15,6 +15,9 @@ from ppsim.check.blame import Debt, Departure, rule_of
 from ppsim.core.config import RankConfig
 from ppsim.core.messages import Kind, Lane
 
+SENT_IN = {Kind.HIDDEN: "send_hidden_late", Kind.META: "send_inputs", Kind.VOTE: "send_votes"}
+"""Phases that send; the others are those that receive, but for one word."""
+
 
 @dataclass(frozen=True, slots=True)
 class Wait:
@@ -54,7 +57,9 @@ def overdue(waits: Iterable[Wait], departures: Sequence[Departure]) -> Departure
     due, src, wait = min(late, key=lambda item: item[:2])
     parted = next((d for d in departures if d.rank == src), None)
     unsent = parted.unsent if parted is not None else None
-    phase = unsent.phase if unsent is not None and (unsent.dst, unsent.kind) == (wait.rank, wait.kind) else wait.phase
+    phase = SENT_IN.get(wait.kind) or wait.phase.replace("receive", "send")
+    if unsent is not None and (unsent.dst, unsent.kind) == (wait.rank, wait.kind):
+        phase = unsent.phase
     what = f"{wait.kind.value} message of iteration {wait.iteration}, slot {wait.slot}, on lane {wait.lane.value}"
     rule, slot = rule_of(wait.kind, wait.lane, phase), due % wait.sender.num_slots
     debt = Debt(wait.rank, wait.kind, rule, what, due, slot, phase)

@@ -56,13 +56,13 @@ class Rules:
         good = (KVPoll.SUCCESS, KVPoll.FAILED) if name in TERMINAL_VOTES else (KVPoll.WAITING_FOR_INPUT,)
         pairs = tuple(zip(effect.keys, values, strict=True))
         view = tuple(rid for rid, v in pairs if v in good), tuple(rid for rid, v in pairs if v == KVPoll.FAILED)
-        self.tell(Voices(r.rank_id, effect.iteration, r.rank.slot, name, view))
+        self.tell(Voices(r.rank_id, effect.iteration, r.rank.slot, name, view, phase))
 
     def published(self, r: Seat, verdict: Verdict) -> None:
         """The last rank publishes a conclusion: all ranks have spoken."""
         if r.rank.config.is_last:
             about = (verdict.name, verdict.iteration, verdict.good, verdict.bad)
-            self.tell(Concludes(r.rank_id, r.rank.iteration, r.rank.slot, *about))
+            self.tell(Concludes(r.rank_id, r.rank.iteration, r.rank.slot, *about, r.phase()))
 
     # --- a decision -----------------------------------------------------------------------------------------
 

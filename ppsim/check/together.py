@@ -34,6 +34,7 @@ class Shown(NamedTuple):
     what: str
     at: int  # the iteration in which all ranks must show the same; -1: before the first
     parts: Parts
+    phase: str = ""
 
 
 class Decides(NamedTuple):
@@ -43,6 +44,7 @@ class Decides(NamedTuple):
     iteration: int
     slot: int
     decision: Decision
+    phase: str = ""
 
 
 class Harvests(NamedTuple):
@@ -52,6 +54,7 @@ class Harvests(NamedTuple):
     iteration: int
     slot: int
     harvest: Harvest
+    phase: str = ""
 
 
 class Voices(NamedTuple):
@@ -62,6 +65,7 @@ class Voices(NamedTuple):
     slot: int
     vote: str
     view: View
+    phase: str = ""
 
 
 class Concludes(NamedTuple):
@@ -74,6 +78,7 @@ class Concludes(NamedTuple):
     about: int
     good: tuple[str, ...]
     bad: tuple[str, ...]
+    phase: str = ""
 
 
 class Samples(NamedTuple):
@@ -83,6 +88,7 @@ class Samples(NamedTuple):
     iteration: int
     slot: int
     tokens: tuple[tuple[str, int], ...]
+    phase: str = ""
 
 
 class Delivers(NamedTuple):
@@ -94,6 +100,7 @@ class Delivers(NamedTuple):
     launched: int
     tokens: tuple[tuple[str, int], ...]
     aborted: tuple[str, ...] = ()  # of its rows: an abort names them, so their tokens are dropped
+    phase: str = ""
 
 
 class Moves(NamedTuple):
@@ -105,6 +112,7 @@ class Moves(NamedTuple):
     about: int
     advanced: tuple[str, ...]
     failed: tuple[str, ...]
+    phase: str = ""
 
 
 class Writes(NamedTuple):
@@ -114,6 +122,7 @@ class Writes(NamedTuple):
     iteration: int
     slot: int
     content: int
+    phase: str = ""
 
 
 class Reads(NamedTuple):
@@ -127,6 +136,7 @@ class Reads(NamedTuple):
     launched: int
     content: int
     rid: str  # the first request of that batch
+    phase: str = ""
 
 
 class Empties(NamedTuple):
@@ -171,6 +181,13 @@ class Together:
 
     def take(self, record: Record) -> None:
         """Raises InvariantViolation if this record does not go with the earlier ones."""
+        try:
+            self._take(record)
+        except InvariantViolation as broken:
+            broken.phase = broken.phase or record.phase
+            raise
+
+    def _take(self, record: Record) -> None:
         match record:
             case Shown():
                 self._compare(record)

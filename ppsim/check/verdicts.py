@@ -104,7 +104,9 @@ def judged(verdict: Verdict, departures: Sequence[Departure], waits: Sequence[Wa
     """
     is_stuck = verdict.exit_code == EXIT_LIVENESS and verdict.invariant in (None, "INV-40")
     guilty = earliest(d for d in departures if d.owes) or (overdue(waits, departures) if is_stuck else None)
-    if (is_stuck or verdict.invariant == "INV-31") and guilty is not None:  # who misses one, or takes the next for it
+    is_innocent = all(d.rank != verdict.rank for d in departures)
+    misses_one = is_stuck or (verdict.invariant == "INV-31" and is_innocent)  # or has taken the next one for it
+    if misses_one and guilty is not None:
         debt = guilty.owes[0]
         where = Place(debt.rule, guilty.rank, guilty.iteration, guilty.slot, guilty.phase, guilty.rid)
         text = f"it owes rank {debt.dst} the {debt.what} and has gone on without sending it"

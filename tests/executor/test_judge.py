@@ -244,7 +244,7 @@ def test_a_deadlock_in_which_a_sender_has_passed_its_send_names_the_message_that
     verdict = deadlock(status, "both wait", CONFIGS)
     assert (verdict.invariant, verdict.rank, verdict.iteration, verdict.slot) == ("INV-33", 1, 6, 0), verdict.message
     assert "it owes rank 0 the output message of iteration 5, slot 2, on lane tensor" in verdict.message
-    status.beat(1, Recv(0, Lane.CONTROL, Kind.META, 6, 0), 6)  # it may still send it
+    status.beat(1, Recv(0, Lane.CONTROL, Kind.META, 7, 1), 6)  # both may still send it
     assert deadlock(status, "both wait", CONFIGS).invariant == "INV-40"
 
 
