@@ -10,21 +10,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from executor.client import GaveUp
 from executor.status import Status
 from executor.worker import Report
-from ppsim.check.observers import Seat
+from ppsim.check.observers import Seat, phase_of_error
+from ppsim.check.telling import Place
 from ppsim.check.together import Together, in_order
-from ppsim.check.verdicts import root_cause, verdict_of
+from ppsim.check.verdicts import broken, judged, root_cause, verdict_of
 from ppsim.check.watch import StopRun
+from ppsim.core.config import RankConfig
 from ppsim.core.errors import CallsDiffer, CoreError, InvariantViolation
 from ppsim.core.outcome import PASS, Verdict
-from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY, EXIT_UNKNOWN
+from ppsim.errors import EXIT_LIVENESS, EXIT_UNKNOWN
 from ppsim.recording import Recording
 
 
 def verdict_of_error(error: CoreError | StopRun | GaveUp, r: Seat | None = None) -> Verdict:
     """The verdict behind a rule that a rank found broken, or behind a limit that it reached."""
+    phase = phase_of_error(error) or (r.phase() if r is not None else "")
     if isinstance(error, GaveUp):
         error = StopRun(error.message, EXIT_UNKNOWN, error.iteration)
-    return verdict_of(error, r)
+    return verdict_of(error, r, phase)
 
 
 def verdict_of_failure(reports: Mapping[int, Report], report: Report) -> Verdict:
@@ -36,14 +39,19 @@ def verdict_of_failure(reports: Mapping[int, Report], report: Report) -> Verdict
     if not own and isinstance(report.error, CoreError | StopRun | GaveUp):
         own = [(report, verdict_of_error(report.error))]
     first, verdict = min(own, key=lambda item: place_of(item[1]))
-    broken = first_broken(reports.values())
-    if broken is not None:
+    found = first_broken(reports.values())
+    if found is not None:
         # What the calls of a rank show is more exact than what lockstep sees of the same iteration.
         is_exact = isinstance(first.error, CallsDiffer)
-        before = (broken.iteration, broken.rank)
+        before = (found.iteration, found.rank)
         if before < place_of(verdict) or (before == place_of(verdict) and not is_exact):
-            verdict = verdict_of(broken)
-    return root_cause(verdict, {rank: mine.calls for rank, mine in reports.items()})
+            verdict = verdict_of(found)
+    return blamed(root_cause(verdict, {rank: mine.calls for rank, mine in reports.items()}), reports.values())
+
+
+def blamed(verdict: Verdict, reports: Iterable[Report]) -> Verdict:
+    """The verdict with the guilty rank named: who has parted from its twin (``ppsim.check.blame``)."""
+    return judged(verdict, [mine.departure for mine in reports if mine.departure is not None])
 
 
 def place_of(verdict: Verdict) -> tuple[int, int]:
@@ -51,23 +59,30 @@ def place_of(verdict: Verdict) -> tuple[int, int]:
     return verdict.iteration or 0, verdict.rank or 0
 
 
-def deadlock(status: Status, what: str, num_slots: int) -> Verdict:
-    """All ranks wait for one another. The least advanced of them is named, as in the simulated world."""
+def deadlock(status: Status, what: str, configs: Sequence[RankConfig]) -> Verdict:
+    """All ranks wait for one another. The least advanced of them is named, or who owes a message, as in the simulated
+    world. ``configs``: of all ranks."""
     iteration, rank = min((status.iteration(rank), rank) for rank in range(status.pp_size))
-    return Verdict("fail", EXIT_LIVENESS, f"deadlock: {what}", "INV-40", rank, iteration, max(iteration, 0) % num_slots)
+    where = Place("INV-40", rank, iteration, max(iteration, 0) % configs[rank].num_slots)
+    came = status.describe(rank)
+    return judged(broken(where, f"deadlock: {what}", came=came, code=EXIT_LIVENESS), (), status.waits(configs))
 
 
 def verdict_of_run(recording: Recording, reports: Sequence[Report]) -> Verdict:
     """All ranks have ended by themselves: did they stay in lockstep, leave nothing behind and answer everybody?"""
-    broken = first_broken(reports)
-    if broken is not None:
-        return verdict_of(broken)
+    found = first_broken(reports)
+    if found is not None:
+        return blamed(verdict_of(found), reports)
     lengths = [len(decisions) for decisions in recording.decisions]
     for rank, length in enumerate(lengths):
         if length != lengths[0]:
-            text = f"INV-02: rank {rank} had {length} iterations, rank 0 had {lengths[0]}"
-            return Verdict("fail", EXIT_SAFETY, text, "INV-02", rank, min(length, lengths[0]))
-    return next((report.verdict for report in reports if report.verdict is not None), PASS)
+            at = min(length, lengths[0])
+            text = f"it had {length} iterations, rank 0 had {lengths[0]}"
+            longer = max(recording.decisions[0], recording.decisions[rank], key=len)
+            where = Place("INV-02", rank, at, longer[at].slot)
+            return blamed(broken(where, text, f"{lengths[0]} iterations", f"{length} iterations"), reports)
+    left = next((report.verdict for report in reports if report.verdict is not None), PASS)
+    return left if left.kind == "pass" else blamed(left, reports)
 
 
 def first_broken(reports: Iterable[Report]) -> InvariantViolation | None:

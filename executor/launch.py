@@ -111,6 +111,7 @@ def execute(
     num_requests = len(live) if inputs is None else sum(len(items) for items in inputs.values())
 
     context: Any = multiprocessing.get_context(start_method)
+    configs = [rank_config(scenario, rank) for rank in range(pp_size)]
     status = Status(context, pp_size)
     ranks = Ranks(status)
     pulse = pulse_of(scenario, context)
@@ -149,7 +150,7 @@ def execute(
         recording.stands = watchdog.stands if watchdog is not None else []
         return ExecutionResult(recording, stuck.verdict)
     except Stalled as stall:
-        return ExecutionResult(recording, deadlock(status, str(stall), rank_config(scenario, 0).num_slots))
+        return ExecutionResult(recording, deadlock(status, str(stall), configs))
     finally:
         ranks.stop()
     absorb(recording, reports)

@@ -13,15 +13,16 @@ from typing import Any
 from zlib import crc32
 
 from ppsim.check.audit import Audit, follow
+from ppsim.check.blame import Departure, Twin
 from ppsim.check.leftovers import rank_leftover, unanswered
-from ppsim.check.observers import Observers, phase_of
+from ppsim.check.observers import Observers, phase_of, phase_of_error
 from ppsim.check.patience import watch_patience
 from ppsim.check.physical import never_committed
 from ppsim.check.together import Decides, Harvests, Record
 from ppsim.check.verdicts import failed
 from ppsim.check.watch import Watch
-from ppsim.core.observations import CopyKey
 from ppsim.core.messages import NewRequest
+from ppsim.core.observations import CopyKey
 from ppsim.core.outcome import Verdict
 from ppsim.core.rank import Rank
 from ppsim.recording import Recording
@@ -32,10 +33,11 @@ from ppsim.workload.facts import Facts
 class Place:
     """One rank. ``facts``, ``stored`` and ``loop`` come once it is connected and runs."""
 
-    def __init__(self, core: Rank, scenario: Scenario) -> None:
+    def __init__(self, core: Rank, scenario: Scenario, right: Rank | None = None) -> None:
         self.rank, self.run = core, scenario.run
         self.rank_id = core.link.rank_id
         self.observers = Observers()
+        self.twin = None if right is None else Twin(self, right)
         self.records: list[Record] = []
         self.facts: Facts | None = None
         self.stored: Mapping[str, Sequence[int | None]] = {}
@@ -44,7 +46,12 @@ class Place:
         self.watch = Watch(0, 0, None)  # the client counts iterations (run.max_iterations), the status shows progress
 
     def judge(self) -> None:
-        """Hang on the rank whatever the scenario asks for, in the order of the simulated world."""
+        """Hang on the rank whatever the scenario asks for, in the order of the simulated world.
+
+        A real run cannot be made again, so the twin that says who is to blame runs beside the rank from the start.
+        """
+        if self.twin is not None and (self.run.invariants or self.run.check):
+            self.twin.watch()
         self.watch.watch(self)
         if self.run.invariants:
             Audit(self.tell, commits_wait=True).watch(self)
@@ -58,6 +65,13 @@ class Place:
             max_wait_ms=self.run.max_wait_ms,
             audited=self.run.invariants,
         )
+
+    def departure(self, error: BaseException | None = None) -> Departure | None:
+        """Where this rank has parted from a right one. ``error``: what its own loop raised."""
+        if self.twin is None or self.twin.loop is None:
+            return None
+        phase = phase_of_error(error) if error is not None else ""
+        return self.twin.ends(error if phase else None, phase)
 
     def tell(self, record: Record) -> None:
         """Keep what is held against the other ranks."""
@@ -119,6 +133,10 @@ class Place:
 
         assert isinstance(payload, torch.Tensor)
         return crc32(payload.detach().to("cpu").contiguous().flatten().view(torch.uint8).numpy().tobytes())
+
+    def sender_status(self, rid: str) -> int | None:
+        """Of a prefill server against a modelled peer, the only role that has transfers here."""
+        return None if self.facts is None else self.facts.sender(self.rank_id, self.rank.iteration, rid)
 
     def sampled(self, reply: object) -> tuple[int, ...]:
         """Waits for the device: who checks every invariant gives up running ahead of it."""

@@ -25,6 +25,7 @@ from executor.timing import ForwardTimer
 from executor.transport import PeerLost, Transport
 from executor.watchdog import attach
 from executor.worker import HOST, Job, Report
+from ppsim.check.observers import phase_of_error
 from ppsim.check.verdicts import calls_of
 from ppsim.check.watch import StopRun
 from ppsim.core import surroundings as behaviour_of
@@ -34,6 +35,8 @@ from ppsim.core.outcome import Verdict
 from ppsim.errors import PpsimError, UsageError
 from ppsim.plugin import load
 from ppsim.plugin.crash import crash_of
+from ppsim.plugin.crash import place as raised_in
+from ppsim.plugin.right import right_ranks
 from ppsim.recording import Recording
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 
@@ -44,31 +47,36 @@ FOREVER = timedelta(days=365)  # an idle rank waits as long as no client sends a
 def attempt(rank: int, job: Job, status: Status) -> Report:
     """Run the rank; every exception becomes a report."""
     recording = Recording(job.scenario.cluster.pp_size, name=job.scenario.name, seed=job.scenario.seed, world="exec")
+    config = rank_config(job.scenario, rank)
     try:
         made = load((*job.changes, *job.scenario.bugs), job.plugin)
-        core = made.change.rank(rank_config(job.scenario, rank))
+        core, right = made.change.rank(config), right_ranks(made.change)[0](config)
         behaviour = made.change.surroundings()
     except PpsimError as known:
         return Report(rank, error=known, trace=format_exc())
     except Exception as unknown:
         return Report(rank, error=crash_of(f"rank {rank}", unknown), trace=format_exc())
-    place = Place(core, job.scenario)
+    place = Place(core, job.scenario, right)
     ended = Report(rank, recording, is_audited=job.scenario.run.invariants)
     try:
         verdict = serve(place, job, status, recording, behaviour)
-        return replace(ended, verdict=verdict, records=tuple(place.records), fired=tuple(made.fired))
+        ended = replace(ended, verdict=verdict, records=tuple(place.records), fired=tuple(made.fired))
+        return replace(ended, departure=place.departure())
     except PeerLost as lost:
         error = PpsimError(f"lost rank {lost.peer} while {lost.doing} it")
-        return replace(ended, error=error, lost_peer=lost.peer, calls=calls_of(place), records=tuple(place.records))
+        ended = replace(ended, error=error, lost_peer=lost.peer, calls=calls_of(place))
+        return replace(ended, records=tuple(place.records), departure=place.departure())
     except (CoreError, PpsimError) as known:
         verdict = verdict_of_error(known, place) if isinstance(known, CoreError | StopRun | GaveUp) else None
-        ended = replace(ended, error=known, trace=format_exc(), verdict=verdict)
-        return replace(ended, calls=calls_of(place), records=tuple(place.records))
+        ended = replace(ended, error=known, trace=format_exc(), verdict=verdict, calls=calls_of(place))
+        return replace(ended, records=tuple(place.records), departure=place.departure(known))
     except Exception as unknown:
-        error = PpsimError(f"{type(unknown).__name__}: {unknown}")
+        at, phase = place.rank, phase_of_error(unknown) or place.phase()
+        where = f"rank {rank}, iteration {at.iteration}, slot {at.slot}, phase {phase}"
+        error = PpsimError(f"{type(unknown).__name__}: {unknown} ({raised_in(unknown)}) at {where}")
         if made.names and in_the_loop(unknown):
-            error = crash_of(f"rank {rank}", unknown)
-        return Report(rank, error=error, trace=format_exc())
+            error = crash_of(f"rank {rank}", unknown, where)
+        return replace(ended, error=error, trace=format_exc())
 
 
 def in_the_loop(error: BaseException) -> bool:

@@ -5,6 +5,9 @@ cell 1   iteration
 cell 2   peer of a send or receive, else -1
 cell 3   number of effects so far: it stands still where the rank does
 cell 4   requests that got their terminal reply (first rank)
+cell 5   of a receive: 1 + place of the awaited kind in ``KINDS``, else 0
+cell 6   of a receive: iteration that the awaited message is of
+cell 7   of a receive: place of its lane in ``LANES``
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from multiprocessing.context import BaseContext
 
+from ppsim.check.owed import Wait
+from ppsim.core.config import RankConfig
 from ppsim.core.effects import (
     Act,
     AwaitLocal,
@@ -28,7 +33,9 @@ from ppsim.core.effects import (
     Reply,
     Send,
 )
+from ppsim.core.messages import Kind, Lane
 
+KINDS, LANES = tuple(Kind), tuple(Lane)
 EFFECTS = (Ingest, Send, Recv, Commit, Drop, Launch, AwaitTokens, Observe, AwaitLocal, Act, Reply, Decided, Harvested)
 CODE = {effect: 1 + place for place, effect in enumerate(EFFECTS)}
 WAITING = (CODE[Recv], CODE[Commit])
@@ -44,7 +51,7 @@ DOING = {
     CODE[AwaitTokens]: "waiting for sampled tokens",
     CODE[AwaitLocal]: "waiting for a local fact",
 }
-NUM_CELLS = 5
+NUM_CELLS = 8
 
 
 class Status:
@@ -59,6 +66,10 @@ class Status:
         at = rank * NUM_CELLS
         peer = effect.dst if isinstance(effect, Send) else effect.src if isinstance(effect, Recv) else -1
         self.cells[at : at + 4] = CODE[type(effect)], iteration, peer, self.cells[at + 3] + 1
+        if isinstance(effect, Recv) and effect.kind is not None and effect.iteration is not None:
+            self.cells[at + 5 : at + 8] = 1 + KINDS.index(effect.kind), effect.iteration, LANES.index(effect.lane)
+        else:
+            self.cells[at + 5] = 0
 
     def answered(self, rank: int) -> None:
         """The rank has its reply, and decides what to ask next."""
@@ -78,6 +89,17 @@ class Status:
     def iteration(self, rank: int) -> int:
         """The iteration of a rank, -1 before the first."""
         return int(self.cells[rank * NUM_CELLS + 1])
+
+    def waits(self, configs: Sequence[RankConfig]) -> list[Wait]:
+        """What each rank that stands in a receive waits for, and where the sender of that is."""
+        found: list[Wait] = []
+        for rank in range(self.pp_size):
+            code, _, src, _, _, kind, of, lane = self.cells[rank * NUM_CELLS : (rank + 1) * NUM_CELLS]
+            if code == CODE[Recv] and kind:
+                slot = of % configs[src].num_slots
+                what = (LANES[lane], KINDS[kind - 1], of, slot, configs[src], self.iteration(src))
+                found.append(Wait(rank, "", src, *what))
+        return found
 
     def all_wait(self) -> bool:
         """Every rank waits for another one."""

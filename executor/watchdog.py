@@ -51,8 +51,9 @@ DOING = {
 class Pulse:
     """Memory that ranks write and the launcher reads: marks, peers of commits, states. One writer each, no lock."""
 
-    def __init__(self, context: BaseContext, pp_size: int, limit_ms: float) -> None:
+    def __init__(self, context: BaseContext, pp_size: int, limit_ms: float, num_slots: int = 0) -> None:
         self.limit_ms = limit_ms
+        self.num_slots = num_slots or pp_size
         self.marks = context.RawArray("q", pp_size)  # monotonic ns at which the process was last seen to run
         self.commits = context.RawArray("q", [-1] * pp_size)  # peer of the commit a rank waits in, -1: none
         self.texts = [context.RawArray("c", TEXT_BYTES) for _ in range(pp_size)]
@@ -70,7 +71,9 @@ class Pulse:
 def pulse_of(scenario: Scenario, context: BaseContext) -> Pulse | None:
     """The memory of a watchdog, None if the scenario asks for none."""
     limit_ms = scenario.run.watchdog_ms
-    return Pulse(context, scenario.cluster.pp_size, limit_ms) if limit_ms else None
+    cluster = scenario.cluster
+    num_slots = cluster.pp_size + cluster.pp_async_batch_depth
+    return Pulse(context, cluster.pp_size, limit_ms, num_slots) if limit_ms else None
 
 
 # --- in the process of a rank ----------------------------------------------------------------------------------
@@ -176,8 +179,9 @@ class Watchdog:
     def standing(self, rank: int, now: int, done: bool) -> Standing:
         """Where a rank stands, from what it has written."""
         code, iteration, peer = (self.cell(rank, place) for place in range(3))
+        slot = iteration % self.pulse.num_slots if iteration >= 0 else None
         if done:
-            return Standing(rank, iteration, "has ended", None, self.since[rank], done=True)
+            return Standing(rank, iteration, "has ended", None, self.since[rank], done=True, slot=slot)
         if code == CODE[Commit]:
             peer = int(self.pulse.commits[rank])
         name = EFFECTS[code - 1].__name__.lower() if code > 0 else ""
@@ -185,8 +189,10 @@ class Watchdog:
         waits_for = peer if code in (CODE[Recv], CODE[Commit]) and peer >= 0 else None
         if not self.runs(rank, now):
             doing += f" for rank {waits_for}" if waits_for is not None else ""
-            return Standing(rank, iteration, f"{doing}; its process does not run", None, self.since[rank], runs=False)
-        return Standing(rank, iteration, doing, waits_for, self.since[rank])
+            return Standing(
+                rank, iteration, f"{doing}; its process does not run", None, self.since[rank], False, slot=slot
+            )
+        return Standing(rank, iteration, doing, waits_for, self.since[rank], slot=slot)
 
     def verdict(self, now: int, reported: Collection[int]) -> Verdict:
         """The report: each rank's effect, the rank to look at first, and every rank's state."""
@@ -197,5 +203,5 @@ class Watchdog:
             age_ms = (now - self.pulse.marks[rank]) / NS_PER_MS
             states.append(f"  state of rank {rank}, written {age_ms:.0f} ms ago:")
             states += [f"    {line}" for line in self.pulse.read(rank)]
-        self.stands = [Stand(s.rank, s.iteration, None, s.doing, s.waits_for, None) for s in standings]
+        self.stands = [Stand(s.rank, s.iteration, s.slot, s.doing, s.waits_for, None) for s in standings]
         return no_progress(standings, now, f"{self.pulse.limit_ms:g} ms", states)

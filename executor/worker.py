@@ -17,6 +17,7 @@ from multiprocessing import connection, parent_process
 
 from executor.status import Status
 from executor.watchdog import Pulse
+from ppsim.check.blame import Departure
 from ppsim.check.together import Record
 from ppsim.core.messages import Call, Input
 from ppsim.core.outcome import Verdict
@@ -55,6 +56,7 @@ class Report:
     calls: tuple[Call, ...] = ()  # of the rank consensus checker, where it is on
     records: tuple[Record, ...] = ()  # what it is held against the other ranks by
     fired: tuple[str, ...] = ()  # bugs and policies that this rank has asked
+    departure: Departure | None = None  # where it has parted from a right rank with the same replies, if it has
     is_audited: bool = False  # run.invariants: the records show all of its state, not its decisions alone
 
 

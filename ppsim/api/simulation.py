@@ -11,12 +11,13 @@ from ppsim.api.policies import Changes, PolicyLike, changes_of
 from ppsim.api.run import Run
 from ppsim.errors import PpsimError, UsageError
 from ppsim.fuzz.experiment import Experiment
-from ppsim.plugin.crash import crash_of
 from ppsim.scenario.expected import with_change
 from ppsim.scenario.load import read_scenario, scenario_with
 from ppsim.scenario.tree import Scenario
 from ppsim.sglang.result import LaunchLine
 from ppsim.world.choices import Choices
+from ppsim.world.crash import crash_in
+from ppsim.world.setting import Setting
 from ppsim.world.simulate import simulate as simulate_world
 
 if TYPE_CHECKING:
@@ -84,11 +85,12 @@ def simulate(scenario: ScenarioLike | Experiment, /, *, policy: PolicyLike = Non
 def simulated(scenario: Scenario, change: Changes, choices: Choices | None = None) -> SimulationResult:
     """The world's run; what a changed scheduler raises is its own failure: PluginError."""
     made = change.loaded(scenario.bugs)
+    begun: list[Setting] = []
     try:
-        return simulate_world(scenario, change=made.change, choices=choices)
+        return simulate_world(scenario, change=made.change, choices=choices, began=begun.append)
     except PpsimError:
         raise
     except (Exception, SystemExit) as error:
         if change.is_none and not scenario.bugs:
             raise
-        raise crash_of(scenario.name, error) from error
+        raise crash_in(scenario.name, begun[0] if begun else None, error) from error

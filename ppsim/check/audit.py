@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ppsim.check.answered import Answered
 from ppsim.check.conclusions import Conclusions
 from ppsim.check.observers import Seat
 from ppsim.check.one_place import OnePlace
@@ -40,6 +41,7 @@ class Audit:
     def __init__(self, tell: Callable[[Record], None], *, commits_wait: bool) -> None:
         self.tell, self.commits_wait = tell, commits_wait
         self.rules = Rules(tell)
+        self.answered = Answered(tell)
         self.next_iteration: dict[int, int] = {}
         self.metas: dict[tuple[int, int], list[int]] = {}
         self.verdicts: dict[tuple[int, int, str], int] = {}
@@ -69,6 +71,7 @@ class Audit:
         after(lambda effect, _: self.after_decision(r, effect.decision), fx.Decided)
         after(lambda effect, _: self.harvested(r, effect.harvest), fx.Harvested)
         after(lambda effect, _: self.one_place.look(r), fx.Decided, fx.Harvested)
+        self.answered.watch(r)
         self.rules.turns.begin(r)
         self.reads.watch(r)
         self.transfers.watch(r)
@@ -116,7 +119,7 @@ class Audit:
 
     def after_decision(self, r: Seat, decision: fx.Decision) -> None:
         """The decision, then every part of the replicated state."""
-        self.tell(Decides(r.rank_id, decision.iteration, decision.slot, decision))
+        self.tell(Decides(r.rank_id, decision.iteration, decision.slot, decision, r.phase()))
         if decision.iteration == 0:  # nothing has been computed before
             self._follow_swaps(r)
         self.compare("parts", r, decision.iteration, state_parts(r.rank.scheduler, decision.iteration))
@@ -158,7 +161,7 @@ class Audit:
     def harvested(self, r: Seat, harvest: fx.Harvest) -> None:
         """Launch and harvest belong together, and tokens to their rows."""
         self.compare("causes after", r, harvest.iteration, causes(r.rank.scheduler))  # before what the harvest shows
-        self.tell(Harvests(r.rank_id, harvest.iteration, harvest.slot, harvest))
+        self.tell(Harvests(r.rank_id, harvest.iteration, harvest.slot, harvest, r.phase()))
         scheduler = r.rank.scheduler
         num_slots = len(scheduler.slots)
         if harvest.harvested is not None and harvest.harvested != harvest.iteration - num_slots + 1:
@@ -200,7 +203,7 @@ class Audit:
         rows = zip(harvest.delivered, harvest.token_ids, strict=True)
         tokens = tuple((rid, token) for (rid, n), token in rows if n > skip)
         aborted = tuple(self.aborted.get(r.rank_id, ()))
-        self.tell(Delivers(r.rank_id, r.rank.iteration, r.rank.slot, harvest.harvested, tokens, aborted))
+        self.tell(Delivers(r.rank_id, r.rank.iteration, r.rank.slot, harvest.harvested, tokens, aborted, r.phase()))
 
     # --- launches --------------------------------------------------------------------------------------------
 
@@ -266,7 +269,7 @@ class Audit:
         if r.rank.config.is_last:
             rows = zip(batch.pieces, r.sampled(reply), strict=True)
             tokens = tuple((piece.rid, token) for piece, token in rows if piece.is_last_chunk)
-            self.tell(Samples(r.rank_id, batch.iteration, batch.slot, tokens))
+            self.tell(Samples(r.rank_id, batch.iteration, batch.slot, tokens, r.phase()))
 
     def awaited(self, r: Seat, output: Output) -> None:
         """Tokens come from the last stage and from nowhere else."""
@@ -318,7 +321,7 @@ class Audit:
 
     def compare(self, what: str, r: Seat, iteration: int, parts: Parts) -> None:
         """Hold a rank's parts against those of the first rank that came to this iteration."""
-        self.tell(Shown(r.rank_id, r.rank.iteration, r.rank.slot, what, iteration, parts))
+        self.tell(Shown(r.rank_id, r.rank.iteration, r.rank.slot, what, iteration, parts, r.phase()))
 
     def fail(self, invariant: str, r: Seat, detail: str, rid: str = "") -> None:
         raise InvariantViolation(invariant, r.rank_id, r.rank.iteration, r.rank.slot, rid, detail)
@@ -329,11 +332,11 @@ def follow(r: Seat, tell: Callable[[Record], None]) -> None:
 
     def decided(effect: fx.Decided, _: object) -> None:
         d = effect.decision
-        tell(Decides(r.rank_id, d.iteration, d.slot, d))
+        tell(Decides(r.rank_id, d.iteration, d.slot, d, r.phase()))
 
     def harvested(effect: fx.Harvested, _: object) -> None:
         h = effect.harvest
-        tell(Harvests(r.rank_id, h.iteration, h.slot, h))
+        tell(Harvests(r.rank_id, h.iteration, h.slot, h, r.phase()))
 
     r.observers.after(decided, fx.Decided)
     r.observers.after(harvested, fx.Harvested)

@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any, TypeAlias
 
 from ppsim.check import lockstep, physical, progress, together
+from ppsim.check.answered import Answered
 from ppsim.check.audit import Audit
 from ppsim.check.conclusions import Conclusions
 from ppsim.check.facts import FACTS
@@ -293,6 +294,18 @@ RULES: tuple[Invariant, ...] = (
         "no request waits for longer than run.max_wait_iterations and run.max_wait_ms",
         (Movement.look, Waits.look),
         fact="what the first rank's requests show, and its clock",
+    ),
+    Invariant(
+        86,
+        "a flush is answered when every rank has emptied its cache, and not before",
+        (Together._flushed,),
+        fact="the cache of each rank at the decision behind the flush",
+    ),
+    Invariant(
+        87,
+        "a request that fails on the other side while it waits for its turn leaves the queue of all ranks",
+        (Answered._waiting,),
+        fact="the state of the rank's own transfer, in its world",
     ),
 )
 """Rules of public bug reports that no number of section 12 says (docs/bugs.md).

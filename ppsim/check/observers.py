@@ -105,6 +105,10 @@ class Seat(Protocol):
         """What is in the reply to a launch, or in the payload of a message: equal numbers for equal contents."""
         ...
 
+    def sender_status(self, rid: str) -> int | None:
+        """KVPoll of the rank's own transfer of a request that has sent nothing yet (prefill role); None: not known."""
+        ...
+
     def sampled(self, reply: object) -> tuple[int, ...]:
         """The tokens behind the reply to a launch on the last stage, one a row."""
         ...
@@ -118,3 +122,20 @@ def phase_of(loop: Generator[Any, Any, Any]) -> str:
         names.append(frame.__name__)
         frame = frame.gi_yieldfrom
     return names[1] if len(names) > 1 else names[0] if names else "ended"
+
+
+def phase_of_error(error: BaseException) -> str:
+    """Name of the phase in which an event loop stood when an error unwound it; empty where no loop was running."""
+    while error.__cause__ is not None:  # SimPy raises another one from it
+        error = error.__cause__
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_name != "event_loop_pp":
+        trace = trace.tb_next
+    if trace is None:
+        return ""
+    phase = trace.tb_frame.f_locals.get("phase")
+    inner = trace.tb_next.tb_frame.f_code.co_name if trace.tb_next is not None else ""
+    if phase is None or inner == "":
+        return inner
+    made = getattr(phase, "__code__", None)  # a phase that is made by a function is named by it, not by its code
+    return str(phase.__name__) if made is None or made.co_name == inner else inner

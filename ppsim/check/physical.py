@@ -6,6 +6,7 @@ Each answers with what is wrong, empty where nothing is; the world knows which r
 from __future__ import annotations
 
 from ppsim.check.progress import queue_lines
+from ppsim.check.telling import Place
 from ppsim.core.outcome import Verdict
 from ppsim.core.rank import Rank
 from ppsim.errors import EXIT_LIVENESS
@@ -38,10 +39,12 @@ def sent_before_computed(at_ns: int, computed_ns: int) -> str:
     return f"its transfer begins at {at_ns} ns, but the forward pass that computes it ends at {computed_ns} ns"
 
 
-def waits_for_ever(first: Rank) -> Verdict:
+def waits_for_ever(first: Rank, phase: str) -> Verdict:
     """INV-70: a first rank has requests, sleeps, and nothing that could move them will ever happen."""
     requests = first.scheduler.requests
     what = f"{len(requests)} requests wait for something that will never happen"
     lines = [f"{what} (nothing is launched, sent or due any more):", *(f"  {q}" for q in queue_lines(first.scheduler))]
-    rid = next(iter(requests), None)
-    return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), "INV-70", 0, first.iteration, first.slot, rid)
+    where = Place("INV-70", 0, first.iteration, first.slot, phase, next(iter(requests), ""))
+    text = f"{where}: " + "\n".join(lines)
+    place = (0, first.iteration, first.slot, where.rid or None, phase)
+    return Verdict("fail", EXIT_LIVENESS, text, "INV-70", *place, "every wait on a remote event ends", what)

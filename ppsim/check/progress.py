@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ppsim.check.telling import Place
 from ppsim.core.effects import AwaitLocal, AwaitTokens, Commit, Decision, Effect, Recv, Send
 from ppsim.core.outcome import Verdict
 from ppsim.core.rank import Rank
@@ -48,6 +49,8 @@ class Standing:
     runs: bool = True
     done: bool = False
     slot: int | None = None  # None: not known
+    phase: str = ""  # likewise empty
+    rid: str = ""  # the oldest of its requests, where it is known
 
     def sentence(self, now_ns: int) -> str:
         """One line of a report."""
@@ -65,11 +68,14 @@ def no_progress(
     """
     first, cycle = (slow, ()) if slow is not None else first_without_progress(standings)
     guilty = standings[first]
-    lines = [f"watchdog: no progress for {limit}; first: {guilty.sentence(now_ns)}"]
+    where = Place("INV-40", first, guilty.iteration, guilty.slot, guilty.phase, guilty.rid)
+    lines = [(f"{where}: " if cycle else "") + f"watchdog: no progress for {limit}; first: {guilty.sentence(now_ns)}"]
     lines += [f"  {s.sentence(now_ns)}" for s in standings if s.rank != first]
     lines += [*cycle_lines(cycle), *states]
     invariant = "INV-40" if cycle else None
-    return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), invariant, first, guilty.iteration, guilty.slot)
+    place = (first, guilty.iteration, guilty.slot, guilty.rid or None, guilty.phase or None)
+    expected = f"every rank completes an effect within {limit}"
+    return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), invariant, *place, expected, guilty.sentence(now_ns))
 
 
 def first_without_progress(standings: Sequence[Standing]) -> tuple[int, tuple[int, ...]]:

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from ppsim.check.observers import Seat
 from ppsim.core import effects as fx
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.messages import FlushCache, NewRequest
+from ppsim.core.journal import Flushed
+from ppsim.core.messages import NewRequest
 
 ENDS = ("finished", "aborted")
 
@@ -38,7 +39,7 @@ class Replies:
         self.role = r.rank.config.role
         self.told: dict[str, deque[Told]] = {}  # lives of an id: one may end in the iteration in which the next begins
         self.owing: dict[str, None] = {}  # ids of which something is delivered and not told
-        self.flushes: Counter[str] = Counter()
+        self.flushes: Counter[str] = Counter()  # granted, and not answered yet
         self.ended: list[str] = []  # in this iteration
         self.ends_told: list[str] = []
 
@@ -53,10 +54,10 @@ class Replies:
     def decided(self) -> None:
         """Inputs were applied: who was accepted in this iteration has been told nothing yet."""
         rank = self.r.rank
+        for flushed in rank.journal.of(Flushed):
+            self.flushes[flushed.rid] += 1
         for item in rank.inputs:
-            if isinstance(item, FlushCache):
-                self.flushes[item.rid] += 1
-            elif isinstance(item, NewRequest):
+            if isinstance(item, NewRequest):
                 request = rank.scheduler.requests.get(item.rid)
                 if request is not None and request.arrived == rank.iteration and request.spec.prompt == item.prompt:
                     self.told.setdefault(item.rid, deque()).append(Told(item))
@@ -132,7 +133,6 @@ class Replies:
         """The next iteration begins: nothing of the last one is still to be told."""
         ended, told = Counter(self.ended), Counter(self.ends_told)
         self.ended, self.ends_told = [], []
-        self.flushes.clear()
         for rid in [*(ended - told), *(told - ended)]:
             text = f"it has ended {ended[rid]} times in the last iteration, its client was told so {told[rid]} times"
             self.fail("INV-61", rid, text, late=True)
@@ -143,7 +143,7 @@ class Replies:
             self.fail("INV-76", rid, f"token {n} was delivered in the last iteration and never told", late=True)
 
     def _is_flush(self, reply: fx.Reply) -> bool:
-        """The answer to a flush of this iteration; its id may be that of a request."""
+        """The answer to a flush that was granted and not answered yet; its id may be that of a request."""
         if not self.flushes[reply.rid] or reply.token_ids or reply.status != "finished":
             return False
         self.flushes[reply.rid] -= 1

@@ -24,6 +24,7 @@ from ppsim.core import effects as fx
 from ppsim.core.admission import expected_output
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
+from ppsim.core.journal import Flushed
 from ppsim.core.messages import AbortReq, FlushCache, Verdict
 from ppsim.core.pd_phases import TERMINAL_VOTES
 from ppsim.core.request import Request, State
@@ -55,13 +56,13 @@ class Rules:
         good = (KVPoll.SUCCESS, KVPoll.FAILED) if name in TERMINAL_VOTES else (KVPoll.WAITING_FOR_INPUT,)
         pairs = tuple(zip(effect.keys, values, strict=True))
         view = tuple(rid for rid, v in pairs if v in good), tuple(rid for rid, v in pairs if v == KVPoll.FAILED)
-        self.tell(Voices(r.rank_id, effect.iteration, r.rank.slot, name, view))
+        self.tell(Voices(r.rank_id, effect.iteration, r.rank.slot, name, view, phase))
 
     def published(self, r: Seat, verdict: Verdict) -> None:
         """The last rank publishes a conclusion: all ranks have spoken."""
         if r.rank.config.is_last:
             about = (verdict.name, verdict.iteration, verdict.good, verdict.bad)
-            self.tell(Concludes(r.rank_id, r.rank.iteration, r.rank.slot, *about))
+            self.tell(Concludes(r.rank_id, r.rank.iteration, r.rank.slot, *about, r.phase()))
 
     # --- a decision -----------------------------------------------------------------------------------------
 
@@ -96,7 +97,7 @@ class Rules:
 
     def _flushes(self, r: Seat, decision: fx.Decision) -> None:
         """INV-73: a flush that was granted found no launched batch but the one that came after it."""
-        granted = {reply.rid for reply in r.rank.journal.of(fx.Reply) if reply.status == "finished"}
+        granted = {entry.rid for entry in r.rank.journal.of(Flushed)}
         for item in r.rank.inputs:
             if not isinstance(item, FlushCache) or item.rid not in granted:
                 continue

@@ -34,6 +34,7 @@ class Shown(NamedTuple):
     what: str
     at: int  # the iteration in which all ranks must show the same; -1: before the first
     parts: Parts
+    phase: str = ""
 
 
 class Decides(NamedTuple):
@@ -43,6 +44,7 @@ class Decides(NamedTuple):
     iteration: int
     slot: int
     decision: Decision
+    phase: str = ""
 
 
 class Harvests(NamedTuple):
@@ -52,6 +54,7 @@ class Harvests(NamedTuple):
     iteration: int
     slot: int
     harvest: Harvest
+    phase: str = ""
 
 
 class Voices(NamedTuple):
@@ -62,6 +65,7 @@ class Voices(NamedTuple):
     slot: int
     vote: str
     view: View
+    phase: str = ""
 
 
 class Concludes(NamedTuple):
@@ -74,6 +78,7 @@ class Concludes(NamedTuple):
     about: int
     good: tuple[str, ...]
     bad: tuple[str, ...]
+    phase: str = ""
 
 
 class Samples(NamedTuple):
@@ -83,6 +88,7 @@ class Samples(NamedTuple):
     iteration: int
     slot: int
     tokens: tuple[tuple[str, int], ...]
+    phase: str = ""
 
 
 class Delivers(NamedTuple):
@@ -94,6 +100,7 @@ class Delivers(NamedTuple):
     launched: int
     tokens: tuple[tuple[str, int], ...]
     aborted: tuple[str, ...] = ()  # of its rows: an abort names them, so their tokens are dropped
+    phase: str = ""
 
 
 class Moves(NamedTuple):
@@ -105,6 +112,7 @@ class Moves(NamedTuple):
     about: int
     advanced: tuple[str, ...]
     failed: tuple[str, ...]
+    phase: str = ""
 
 
 class Writes(NamedTuple):
@@ -114,6 +122,7 @@ class Writes(NamedTuple):
     iteration: int
     slot: int
     content: int
+    phase: str = ""
 
 
 class Reads(NamedTuple):
@@ -127,9 +136,32 @@ class Reads(NamedTuple):
     launched: int
     content: int
     rid: str  # the first request of that batch
+    phase: str = ""
 
 
-Record: TypeAlias = Shown | Decides | Harvests | Voices | Concludes | Moves | Samples | Delivers | Writes | Reads
+class Empties(NamedTuple):
+    """A rank has emptied its cache for a flush."""
+
+    rank: int
+    iteration: int
+    slot: int
+    rid: str
+    phase: str = ""
+
+
+class Answers(NamedTuple):
+    """The first rank says that a flush is done."""
+
+    rank: int
+    iteration: int
+    slot: int
+    rid: str
+    phase: str = ""
+
+
+Record: TypeAlias = (
+    Shown | Decides | Harvests | Voices | Concludes | Moves | Samples | Delivers | Writes | Reads | Empties | Answers
+)
 
 
 class Together:
@@ -145,9 +177,17 @@ class Together:
         self.concluded: dict[
             int, tuple[set[str], set[str]]
         ] = {}  # iteration of the votes -> good and bad of all of them
+        self.emptied: dict[str, tuple[int, ...]] = {}  # flush -> ranks that have done it and were not answered for
 
     def take(self, record: Record) -> None:
         """Raises InvariantViolation if this record does not go with the earlier ones."""
+        try:
+            self._take(record)
+        except InvariantViolation as broken:
+            broken.phase = broken.phase or record.phase
+            raise
+
+    def _take(self, record: Record) -> None:
         match record:
             case Shown():
                 self._compare(record)
@@ -176,6 +216,10 @@ class Together:
                 mine.pop(record.iteration - NUM_SAMPLED_KEPT, None)
             case Reads():
                 self._as_written(record)
+            case Empties():
+                self.emptied[record.rid] = (*self.emptied.get(record.rid, ()), record.rank)
+            case Answers():
+                self._flushed(record)
 
     def _compare(self, shown: Shown) -> None:
         """Hold a rank's parts against those of the first rank that came to this iteration."""
@@ -259,6 +303,17 @@ class Together:
         else:
             text += f"are not what rank {reads.writer} wrote, nor what any launch wrote: they were changed since"
         fail("INV-78", reads, reads.rid, text)
+
+    def _flushed(self, answer: Answers) -> None:
+        """INV-86: every rank has emptied its cache."""
+        done = list(self.emptied.get(answer.rid, ()))
+        missing = [rank for rank in range(self.num_ranks) if rank not in done]
+        for rank in range(self.num_ranks) if not missing else ():
+            done.remove(rank)  # an id may come twice
+        self.emptied[answer.rid] = tuple(done)
+        if missing:
+            text = f"the flush is answered, but rank {missing[0]} has not emptied its cache"
+            fail("INV-86", answer, answer.rid, text)
 
 
 def fail(invariant: str, record: Record, rid: str, text: str) -> None:

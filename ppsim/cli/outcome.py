@@ -58,8 +58,15 @@ def simulated(
         if not is_changed:
             raise
         from ppsim.plugin.crash import crash_of
+        from ppsim.world.crash import crashed
+        from ppsim.world.standing import record_stands
 
-        raise crash_of(scenario.name, error) from error
+        if limit.setting is None:
+            raise crash_of(scenario.name, error) from error
+        record_stands(limit.setting)
+        verdict = crashed(limit.setting, error)
+        mark_incomplete(folder.path, verdict.message)
+        return limit.setting.recording, verdict._replace(message=f"{scenario.name}: {verdict.message}")
 
 
 def stopped(setting: Setting, folder: RunFolder, why: str, code: int, rank: int | None) -> tuple[Recording, Verdict]:

@@ -38,6 +38,7 @@ class Endpoint:
         self.next = (config.pp_rank + 1) % stages * width + config.tp_rank
         self.prev = (config.pp_rank - 1) % stages * width + config.tp_rank
         self.replicas = tuple(self.leader + t for t in range(1, width))
+        self.awaited = (-1, -1)  # iteration and slot of the message that is received now, for reports
         self._inbox: dict[tuple[int, Lane, Kind], deque[Message]] = {}
 
     @property
@@ -55,6 +56,7 @@ class Endpoint:
 
     def receive(self, want: type[M], src: int, lane: Lane, iteration: int, slot: int) -> Effects[M]:
         """The next message of this kind from ``src``; it must belong to this iteration and slot."""
+        self.awaited = iteration, slot
         message = yield from self._next_of_kind(want.kind, src, lane)
         if not isinstance(message, want) or message.iteration != iteration or message.slot != slot:
             raise ProtocolError(
@@ -73,7 +75,7 @@ class Endpoint:
         if parked:
             return parked.popleft()
         while True:
-            message = yield from recv(src, lane)
+            message = yield from recv(src, lane, kind, *self.awaited)
             if message.kind is kind:
                 return message
             self._inbox.setdefault((src, lane, message.kind), deque()).append(message)

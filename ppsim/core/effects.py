@@ -24,13 +24,13 @@ world's business (decision 3). What a world must do for each:
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
 from ppsim.core.actions import ACTIONS, Action
 from ppsim.core.agreed import Local
 from ppsim.core.batch import ForwardBatch
-from ppsim.core.messages import Hidden, Input, Lane, Message, Output
+from ppsim.core.messages import Hidden, Input, Kind, Lane, Message, Output
 from ppsim.core.observations import AWAITED, OBSERVATIONS, Awaited, Observation
 
 R = TypeVar("R")
@@ -57,8 +57,13 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Recv:
+    """``kind``, ``iteration``, ``slot``: of the message that is waited for, for reports; what comes may be another."""
+
     src: int
     lane: Lane
+    kind: Kind | None = field(default=None, compare=False)
+    iteration: int | None = field(default=None, compare=False)
+    slot: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +204,10 @@ def send(dst: int, message: Message, paired: bool = False) -> Effects[Work]:
     return (yield Send(dst, message, paired))  # type: ignore[no-any-return]
 
 
-def recv(src: int, lane: Lane) -> Effects[Message]:
-    return (yield Recv(src, lane))  # type: ignore[no-any-return]
+def recv(
+    src: int, lane: Lane, kind: Kind | None = None, iteration: int | None = None, slot: int | None = None
+) -> Effects[Message]:
+    return (yield Recv(src, lane, kind, iteration, slot))  # type: ignore[no-any-return]
 
 
 def commit(work: Work) -> Effects[None]:

@@ -22,12 +22,20 @@ class ProtocolError(CoreError):
     """
 
     def __init__(
-        self, rank: int, iteration: int, slot: int, expected: str, came: str, blame: str, invariant: str = "INV-31"
+        self,
+        rank: int,
+        iteration: int,
+        slot: int,
+        expected: str,
+        came: str,
+        blame: str,
+        invariant: str = "INV-31",
+        rid: str = "",
     ) -> None:
-        super().__init__(rank, iteration, slot, expected, came, blame, invariant)
+        super().__init__(rank, iteration, slot, expected, came, blame, invariant, rid)
         self.rank, self.iteration, self.slot = rank, iteration, slot
         self.expected, self.came, self.blame = expected, came, blame
-        self.invariant = invariant
+        self.invariant, self.rid = invariant, rid
 
     def __str__(self) -> str:
         return (
@@ -37,12 +45,28 @@ class ProtocolError(CoreError):
 
 
 class InvariantViolation(CoreError):
-    """A numbered invariant does not hold (``ppsim.check.invariants``)."""
+    """A numbered invariant does not hold (``ppsim.check.invariants``).
 
-    def __init__(self, invariant: str, rank: int, iteration: int, slot: int, rid: str, detail: str) -> None:
-        super().__init__(invariant, rank, iteration, slot, rid, detail)
+    ``detail`` says it all; ``expected`` and ``came`` are the two sides of it where they can be told apart, ``phase``
+    is where the rank stood if whoever looked knows it.
+    """
+
+    def __init__(
+        self,
+        invariant: str,
+        rank: int,
+        iteration: int,
+        slot: int,
+        rid: str,
+        detail: str,
+        phase: str = "",
+        expected: str = "",
+        came: str = "",
+    ) -> None:
+        super().__init__(invariant, rank, iteration, slot, rid, detail, phase, expected, came)
         self.invariant, self.rank, self.iteration = invariant, rank, iteration
         self.slot, self.rid, self.detail = slot, rid, detail
+        self.phase, self.expected, self.came = phase, expected, came
 
     def __str__(self) -> str:
         about = f", request {self.rid}" if self.rid else ""

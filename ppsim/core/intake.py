@@ -16,7 +16,7 @@ from ppsim.core.agreed_call import agreed_call
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Reply
 from ppsim.core.foresight import RESERVE_TOKENS
-from ppsim.core.journal import Advanced, Ended, Journal, abort_found
+from ppsim.core.journal import Advanced, Ended, Flushed, Journal, abort_found
 from ppsim.core.kv import KVCache
 from ppsim.core.messages import AbortReq, FlushCache, Input, NewRequest
 from ppsim.core.policy import Policy
@@ -144,7 +144,7 @@ class Intake:
             self.journal.add(Reply(item.rid, "refused", reason="flush_cache: requests are waiting or in flight"))
             return
         self.kv.tree.reset()
-        self.journal.add(Reply(item.rid, "finished", reason="flushed"))
+        self.journal.add(Flushed(item.rid))
 
     @agreed_call("INV-43", "ready", "failed")
     def resolve_grammar(self, ready: Agreed[tuple[str, ...]], failed: Agreed[tuple[str, ...]]) -> None:

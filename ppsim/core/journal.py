@@ -133,6 +133,13 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Flushed:
+    """The cache was emptied; ``rid``: of the flush. The client hears of it when all ranks have done it (flush.py)."""
+
+    rid: str
+
+
+@dataclass(frozen=True, slots=True)
 class Absorbed:
     """The batch that was due is post-processed: that launched in iteration ``harvested``."""
 
@@ -154,6 +161,7 @@ Entry: TypeAlias = (
     | Launched
     | Delivered
     | Ended
+    | Flushed
     | Absorbed
 )
 Listener: TypeAlias = Callable[[Entry | Moved], None]

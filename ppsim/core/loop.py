@@ -21,6 +21,7 @@ from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects
 from ppsim.core.exchange import Exchange
+from ppsim.core.flush import acknowledge_flush, answer_flush
 from ppsim.core.leader import agree_grammar
 from ppsim.core.rank import Phase, Plan, Rank
 from ppsim.core.start import agree_on_start
@@ -81,6 +82,7 @@ class Loop:
             phases.ingest_inputs,
             phases.forward_inputs,
             phases.apply_inputs,
+            acknowledge_flush,
             self.chain.phase(agree_grammar),
             self.chain.phase(agree_tiers),
             *run,
@@ -89,6 +91,7 @@ class Loop:
             phases.send_hidden_early,
             phases.harvest,
             phases.send_hidden_late,
+            answer_flush,
             phases.carry_over,
         )
 
@@ -100,6 +103,7 @@ class Loop:
             phases.commit_inputs,
             phases.share_inputs,
             phases.apply_inputs,
+            acknowledge_flush,
             self.chain.phase(agree_grammar),
             self.chain.phase(agree_tiers),
         )
@@ -110,6 +114,7 @@ class Loop:
             phases.send_inputs,
             self.voting.send_votes,
             phases.send_hidden_late,
+            answer_flush,
             phases.carry_over,
             pd.end_iteration,
         )

@@ -25,6 +25,7 @@ class Lane(Enum):
     HICACHE = "hicache"
     BOOTSTRAP = "bootstrap"
     CHECK = "check"  # digests of the rank consensus checker
+    FLUSH = "flush"  # the word that all ranks up to the sender have emptied their caches
 
     # By identity: Enum hashes its name in Python code, which costs a tenth of a run. Nothing iterates in hash order.
     __hash__ = object.__hash__
@@ -79,7 +80,8 @@ class AbortReq:
 class FlushCache:
     """Empty the radix cache; done only where the rank is fully idle, on all ranks alike (protocol.md section 9).
 
-    ``rid`` names the control request: its reply is "finished", or "refused" while anything is in flight.
+    ``rid`` names the control request: its reply is "finished" once the last rank has done it, or "refused" while
+    anything is in flight.
     """
 
     rid: str = "flush"

@@ -22,7 +22,11 @@ class Stand(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How a run ended. ``message`` is the whole text for the user; the other fields say where, as far as known."""
+    """How a run ended. ``message`` is the whole text for the user; the other fields say the same one by one.
+
+    ``invariant`` is None where no numbered rule is broken (a limit was reached, a plug-in raised); ``rid`` is None
+    where the failure is about no single request. ``expected``: what should have been; ``came``: what was.
+    """
 
     kind: VerdictKind
     exit_code: int
@@ -32,6 +36,9 @@ class Verdict(NamedTuple):
     iteration: int | None = None
     slot: int | None = None
     rid: str | None = None
+    phase: str | None = None
+    expected: str | None = None
+    came: str | None = None
 
 
 PASS = Verdict("pass", 0)

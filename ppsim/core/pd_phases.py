@@ -52,7 +52,11 @@ def view_bootstrap(rank: Rank) -> Effects[tuple[Rids, Rids]]:
 
 
 def view_release(rank: Rank) -> Effects[tuple[Rids, Rids]]:
-    return (yield from poll(rank, Senders, prefill(rank).inflight, TERMINAL))
+    """What is sent, and what fails before its turn has come: the released engines compute it all the same."""
+    queue = list(prefill(rank).inflight)
+    if rank.config.vote_variant == "agreed":
+        queue += prefill(rank).in_turn(rank.iteration)
+    return (yield from poll(rank, Senders, queue, TERMINAL))
 
 
 def view_retract(rank: Rank) -> Effects[tuple[Rids, Rids]]:

@@ -1,7 +1,8 @@
 """Prefill side of disaggregation (protocol.md 4.6, 6.5).
 
     bootstrap   the decode side has not given the request a place yet; leaves by an agreed conclusion
-    waiting     scheduled like any other; max_new_tokens counts as 1; KV of finished chunks is sent at once
+    waiting     scheduled like any other; max_new_tokens counts as 1; KV of finished chunks is sent at once. What fails
+                on the other side meanwhile leaves by the release vote ("failed somewhere"): it has sent nothing yet
     inflight    the last chunk is harvested, its KV is being sent; leaves by the release vote ("terminal everywhere")
 
 KV is given back only when the transfer is terminal on every rank: an aborted request whose chunks are on their way
@@ -22,6 +23,9 @@ from ppsim.core.journal import Advanced, Ended
 from ppsim.core.messages import NewRequest
 from ppsim.core.request import Event, Request, State
 from ppsim.core.roles import Role
+from ppsim.core.slots import Slot
+
+MAX_LOOKS = 64  # waiting requests that one vote looks at
 
 
 class PrefillRole(Role):
@@ -36,6 +40,7 @@ class PrefillRole(Role):
         super().__init__(scheduler)
         self.bootstrap: list[Request] = []
         self.inflight: list[Request] = []
+        self.just_computed: list[Request] = []  # in this iteration: what they send has not been asked for yet
         self.num_buffers = self.total_buffers = 2 * scheduler.config.max_running_requests
 
     def queues(self) -> dict[str, list[Request]]:
@@ -65,6 +70,9 @@ class PrefillRole(Role):
                 self.scheduler.waiting.append(request)
                 self.scheduler.ask(Admitted(request.rid))
 
+    def before_schedule(self, slot: Slot) -> None:
+        self.just_computed = []
+
     def chunk_done(self, request: Request) -> None:
         """Send the finished whole pages of a chunk, in the iteration that schedules the next one."""
         page = self.scheduler.config.page_size
@@ -81,14 +89,30 @@ class PrefillRole(Role):
         request.sent_len = request.kv_len
         request.on(Event.COMPUTED)
         self.inflight.append(request)
+        self.just_computed.append(request)
         return True
+
+    def in_turn(self, iteration: int) -> list[Request]:
+        """Waiting requests whose transfers the vote of an iteration looks at: all, of a long queue a part in turn."""
+        waiting = self.scheduler.waiting
+        num_parts = -(-len(waiting) // MAX_LOOKS) or 1
+        start = iteration % num_parts * MAX_LOOKS
+        return waiting[start : start + MAX_LOOKS]
 
     @agreed_call("INV-47", "good", "bad")
     def apply_release(self, good: Agreed[Rids], bad: Agreed[Rids]) -> None:
-        """Give KV back for what is terminal everywhere; what failed anywhere is a failure everywhere."""
+        """Give KV back for what is terminal everywhere; what failed anywhere is a failure everywhere.
+
+        Who still waits for its turn has sent nothing, so it need not be terminal everywhere to leave. Whose turn has
+        come since the vote, and is over in this very iteration, is left to the next vote.
+        """
         scheduler = self.scheduler
+        for request in [r for r in scheduler.waiting if r.rid in bad.value]:
+            scheduler.waiting = [r for r in scheduler.waiting if r is not request]
+            self.num_buffers += 1
+            scheduler.end(request, Event.FAIL, "it failed on the decode side before its turn came")
         for request in list(self.inflight):
-            if request.rid not in good.value:
+            if request.rid not in good.value or request in self.just_computed:
                 continue
             self.inflight.remove(request)
             self.num_buffers += 1

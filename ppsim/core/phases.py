@@ -65,7 +65,7 @@ def send_inputs(rank: Rank) -> Effects[None]:
 def is_idle(rank: Rank) -> bool:
     """The first rank may wait for input: no request anywhere, and nothing that it still has to pass on."""
     carries = any(verdict is not None and (verdict.good or verdict.bad) for verdict in rank.carried.values())
-    return rank.scheduler.fully_idle and rank.pp_outputs is None and not carries
+    return rank.scheduler.fully_idle and rank.pp_outputs is None and not carries and not rank.flushes
 
 
 def apply_inputs(rank: Rank) -> Effects[None]:

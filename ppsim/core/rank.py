@@ -57,6 +57,7 @@ class Rank:
     side_work: dict[Lane, list[Work]] = field(default_factory=dict)
     carried: dict[str, Verdict | None] = field(default_factory=dict)  # vote -> conclusion to pass on in this iteration
     applied_verdicts: dict[str, int] = field(default_factory=dict)  # vote -> number of the last applied conclusion
+    flushes: deque[tuple[int, tuple[str, ...]]] = field(default_factory=deque)  # first rank: iteration, unanswered
     last_vote: int | None = None  # iteration of Shutdown: the last one in which a vote is taken
     waits_since_ms: dict[str, int] = field(default_factory=dict)  # by the local clock; never replicated
     runs_since_ms: dict[str, int] = field(default_factory=dict)

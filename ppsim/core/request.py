@@ -103,6 +103,7 @@ TABLE: dict[tuple[State, Event], State] = {
     (State.RETRACTED, Event.ABORT): State.ABORTED,
     (State.WAITING, Event.LAUNCH_CHUNK): State.PREFILL,
     (State.WAITING, Event.ABORT): State.ABORTED,
+    (State.WAITING, Event.FAIL): State.ABORTED,
     (State.PREFILL, Event.LAUNCH_CHUNK): State.PREFILL,
     (State.PREFILL, Event.MIDDLE_CHUNK): State.PREFILL,
     (State.PREFILL, Event.DISCARD): State.PREFILL,

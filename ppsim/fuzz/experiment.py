@@ -23,6 +23,7 @@ from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import validate
 from ppsim.scenario.tree import Scenario
 from ppsim.world.choices import Choices, PctChoices, RecordingChoices, SeededChoices, TapeChoices
+from ppsim.world.crash import crashed
 from ppsim.world.setting import Setting
 from ppsim.world.simulate import SimulationResult, simulate
 
@@ -184,7 +185,9 @@ def run_experiment(
         if isinstance(error, UsageError) and result is None:
             raise
         what = "crash" if result is None else "report"
-        verdict = Verdict("fail", EXIT_SAFETY, f"{what}: {type(error).__name__}: {error} ({place(error)})")
+        verdict = crashed(limit.setting, error)
+        if result is not None:
+            verdict = Verdict("fail", EXIT_SAFETY, f"report: {type(error).__name__}: {error} ({place(error)})")
         signature = Signature(f"{what}-{type(error).__name__}", "")
         return Outcome(verdict, digest(signature.invariant), signature, tuple(recorder.tape), result, *heard)
     verdict = result.verdict

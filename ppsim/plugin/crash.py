@@ -2,30 +2,49 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import sysconfig
+from pathlib import PurePath
 
 from ppsim.errors import PluginError
 from ppsim.plugin import watched
 
+OURS = PurePath(__file__).parents[1]  # this package
+BUGS = OURS / "fuzz" / "bugs"
+LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+
 
 def place(error: BaseException) -> str:
-    """File, line and function in which an exception was raised; SimPy raises another one from it.
+    """File, line and method in which an exception was raised: the innermost of the user's own, else the innermost.
 
-    What was raised because of a method's answer happened where the method was asked, not where that was looked at.
+    SimPy raises another one from it. What was raised because of a method's answer happened where the method was asked,
+    not where that was looked at.
     """
     while error.__cause__ is not None:
         error = error.__cause__
-    trace = error.__traceback__
-    assert trace is not None
-    at = trace
-    while trace.tb_next is not None:
+    trace, innermost, users = error.__traceback__, "an unknown place", ""
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if code.co_filename != watched.__file__:
+            innermost = f"{PurePath(code.co_filename).name}, line {trace.tb_lineno}, in {code.co_qualname}"
+            users = innermost if is_users(code.co_filename) else users
         trace = trace.tb_next
-        if trace.tb_frame.f_code.co_filename != watched.__file__:
-            at = trace
-    code = at.tb_frame.f_code
-    return f"{Path(code.co_filename).name}, line {at.tb_lineno}, in {code.co_name}"
+    return users or innermost
 
 
-def crash_of(name: str, error: BaseException) -> PluginError:
-    """What a changed scheduler raised, as its own failure, with the place where it happened."""
-    return PluginError(f"{name}: crash: {type(error).__name__}: {error} ({place(error)})")
+def is_users(file: str) -> bool:
+    """Whether a file is neither of this package nor of a library. Planted bugs are what a user could have written."""
+    path = PurePath(file)
+    if path.is_relative_to(OURS):
+        return path.is_relative_to(BUGS)
+    return not file.startswith(("<", *LIBRARIES))
+
+
+def crash_of(name: str, error: BaseException, where: str = "") -> PluginError:
+    """What a changed scheduler raised, as its own failure. ``where``: rank, iteration, slot and phase, if it ran."""
+    return PluginError(f"{name}: {told(error, where)}")
+
+
+def told(error: BaseException, where: str = "") -> str:
+    """One line of what was raised, in which file and method, and where the rank stood."""
+    what = f"crash: {type(error).__name__}: {error} ({place(error)})"
+    return f"{what} at {where}" if where else what

@@ -17,6 +17,7 @@ __all__ = [
     "RecordingChoices",
     "SeededChoices",
     "TapeChoices",
+    "same_again",
 ]
 
 
@@ -61,6 +62,7 @@ class PctChoices:
     """
 
     def __init__(self, seed: int, depth: int, horizon: int) -> None:
+        self.again = (seed, depth, horizon)
         draws = SeededChoices(seed)
         self.deviations = {draws.below("pct position", max(1, horizon)) for _ in range(depth)}
         self.draws = draws
@@ -108,3 +110,21 @@ class ExhaustiveChoices:
     def tape(self) -> list[int]:
         """The choices of the current branch."""
         return [value for value, _ in self.path]
+
+
+def same_again(choices: Choices) -> Choices | None:
+    """Choices that answer a second run as these have answered the first; None for kinds that are not known here."""
+    match choices:
+        case SeededChoices():
+            return SeededChoices(choices.seed, shuffle_order=choices.shuffle_order)
+        case RecordingChoices() | TapeChoices():
+            return TapeChoices(tuple(choices.tape))
+        case PctChoices():
+            return PctChoices(*choices.again)
+        case FirstChoice():
+            return choices
+        case ExhaustiveChoices():
+            again = ExhaustiveChoices(choices.fixed)
+            again.path = [list(entry) for entry in choices.path]
+            return again
+    return None

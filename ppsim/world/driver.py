@@ -20,7 +20,7 @@ from ppsim.core import observations as obs
 from ppsim.core.actions import FetchStored, LoadBack, WriteBack, WriteThrough
 from ppsim.core.agreed import Local
 from ppsim.core.consensus import KVPoll
-from ppsim.core.errors import CoreError, InvariantViolation
+from ppsim.core.errors import InvariantViolation
 from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Hidden, Lane, NewRequest, Output
 from ppsim.core.observations import CopyKey
@@ -99,6 +99,13 @@ class SimulatedRank:
 
     def run(self) -> Generator[Event, None, None]:
         """The SimPy process."""
+        try:
+            yield from self._run()
+        except (Exception, SystemExit):
+            self.setting.running = self.setting.running or self
+            raise
+
+    def _run(self) -> Generator[Event, None, None]:
         reply: Any = None
         handlers, loop, befores, afters = self.handlers, self.loop, self.observers.befores, self.observers.afters
         while True:
@@ -107,8 +114,9 @@ class SimulatedRank:
             except StopIteration:
                 self.done = True
                 return
-            except CoreError:
-                self.setting.running = self
+            except (Exception, SystemExit) as error:
+                if self.setting.running is None:  # others may still run into something before the first error ends it
+                    self.setting.running, self.setting.raised = self, error
                 raise
             self.effect = effect
             if self.pauses and self.rank.iteration >= self.pauses[0].at_iteration:
@@ -192,6 +200,10 @@ class SimulatedRank:
         """Tensors have no content here: they are known by the launch that made them, and by their tokens."""
         assert isinstance(payload, Payload)
         return crc32(f"{payload.rank}/{payload.iteration}/{payload.tokens}".encode())
+
+    def sender_status(self, rid: str) -> int | None:
+        """Against a modelled peer; of two pipelines see ``pd_rank.py``."""
+        return self.setting.facts.sender(self.rank_id, self.rank.iteration, rid)
 
     def sampled(self, reply: object) -> tuple[int, ...]:
         """The tokens of a launch on the last stage."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ppsim.check.leftovers import rank_leftover, unanswered
 from ppsim.check.physical import never_committed
 from ppsim.check.progress import cycle_lines, name_of, wait_cycle
-from ppsim.check.verdicts import calls_of, failed, root_cause
+from ppsim.check.telling import Place
+from ppsim.check.verdicts import broken, calls_of, failed, root_cause
 from ppsim.core.outcome import Verdict
 from ppsim.errors import EXIT_LIVENESS
 from ppsim.world.setting import Setting, SimulatedSeat
@@ -24,10 +25,14 @@ def deadlock(setting: Setting) -> Verdict | None:
     lines += cycle_lines(cycle)
     suspects = paused or [r for r in stuck if not cycle or r.rank_id in cycle]
     first = min(suspects, key=lambda r: (r.rank.iteration, r.rank_id))
-    invariant = None if paused else "INV-40"
-    return Verdict(
-        "fail", EXIT_LIVENESS, "\n".join(lines), invariant, first.rank_id, first.rank.iteration, first.rank.slot, None
-    )
+    rid = next(iter(first.rank.scheduler.requests), "") if first.rank.started is not None else ""
+    where = Place("INV-40", first.rank_id, first.rank.iteration, first.rank.slot, first.phase(), rid)
+    expected = "every rank comes to an end or to its next effect"
+    came = waiting_line(first)
+    if not paused:
+        return broken(where, "\n".join(lines), came=came, code=EXIT_LIVENESS)
+    place = (first.rank_id, first.rank.iteration, first.rank.slot, rid, first.phase())
+    return Verdict("fail", EXIT_LIVENESS, "\n".join(lines), None, *place, expected, came)
 
 
 def first_cause(verdict: Verdict, setting: Setting) -> Verdict:

@@ -180,6 +180,9 @@ class PipelineRank(SimulatedRank):
         self.stored[rid] = statuses
         return surroundings.store_decision(rid, statuses)
 
+    def sender_status(self, rid: str) -> int | None:
+        return self.transfers.sender(self.rank_id, self._room(rid)).status
+
     def _first_token(self, rid: str) -> int:
         """What came with the last write of every sender; they all sent the same."""
         receiver = self.transfers.receiver(self.rank_id, self._room(rid))

@@ -24,6 +24,7 @@ from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.tree import Scenario
 from ppsim.scenario.warn import without_effect
 from ppsim.workload import Workload
+from ppsim.world.blame import Hang
 from ppsim.world.chance import AskedOnce
 from ppsim.world.choices import Choices
 from ppsim.world.client import WorkloadClient
@@ -58,10 +59,11 @@ def simulate_pair(
     change: Change,
     tokens: dict[str, tuple[int, ...]] | None = None,
     began: Callable[[Setting], None] | None = None,
+    hang: Hang | None = None,
 ) -> SimulationResult:
     """Run both sides to their end. The result is the decode side's; ``setting.peer`` is the prefill side."""
     env = ChoosingEnvironment(choices)
-    sides = build(env, scenario, progress, choices, change, tokens)
+    sides = build(env, scenario, progress, choices, change, tokens, hang)
     for side in SIDES:
         for simulated in sides.of(side).ranks:
             env.process(simulated.run())
@@ -83,6 +85,7 @@ def build(
     choices: Choices,
     change: Change,
     tokens: dict[str, tuple[int, ...]] | None,
+    hang: Hang | None = None,
 ) -> Sides:
     """Both settings with their ranks, and the wires between them."""
     peers = Peers(scenario.cluster.pp_size, decode_stages(scenario), scenario.cluster.tp_replicas)
@@ -100,6 +103,8 @@ def build(
             for tp_rank in range(mine.cluster.tp_replicas):
                 rank = change.rank(rank_config(mine, pp_rank, tp_rank))
                 setting.ranks.append(PipelineRank(env, setting, rank, capacity, transfers, side))
+        if hang is not None:
+            hang(setting)
         watch_ranks(setting, side)
     sides = Sides(settings[PREFILL], settings[DECODE], transfers, [])
     sides.decode.peer, sides.decode.recording.peer = sides.prefill, sides.prefill.recording
@@ -197,7 +202,7 @@ def asleep(setting: Setting) -> Verdict | None:
     first = setting.ranks[0]
     if not isinstance(first, PipelineRank) or not first.nap.sleeps:
         return None
-    return waits_for_ever(first.rank)
+    return waits_for_ever(first.rank, first.phase())
 
 
 def finish(sides: Sides) -> None:

@@ -55,6 +55,10 @@ class SimulatedSeat(Seat, Protocol):
         """Its copies between the cache tiers, where there are tiers."""
         ...
 
+    def wall_clock_ns(self) -> int:
+        """Its wall clock, as wrong as the scenario says."""
+        ...
+
     def run(self) -> Generator[Event, None, None]:
         """The SimPy process."""
         ...
@@ -83,4 +87,5 @@ class Setting:
     peer: Setting | None = None  # two pipelines: of the decode side, the prefill side
     store_lag_ns: int = 0
     ranks: list[SimulatedSeat] = field(default_factory=list)
-    running: SimulatedSeat | None = None  # the rank whose core raised the error that ended the run
+    running: SimulatedSeat | None = None  # the rank in whose loop or for whom an error was raised that ended the run
+    raised: BaseException | None = None  # that error, where the rank's own loop raised it

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ppsim.check.audit import Audit, follow
+from ppsim.check.observers import phase_of_error
 from ppsim.check.patience import watch_patience
 from ppsim.check.progress import Stuck
 from ppsim.check.together import Together
 from ppsim.check.verdicts import verdict_of
 from ppsim.check.watch import StopRun, Watch
-from ppsim.core.errors import CoreError
+from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.messages import Input
 from ppsim.core.parts import Change
 from ppsim.core.tokens import count
+from ppsim.errors import EXIT_UNKNOWN
 from ppsim.plugin import load
 from ppsim.recording import PASS, Recording, Verdict
 from ppsim.scenario.fit import check_requests_fit
@@ -25,6 +27,7 @@ from ppsim.scenario.tree import Scenario
 from ppsim.scenario.warn import start_warnings, without_effect
 from ppsim.workload import Arrival, Workload, build_workload
 from ppsim.workload.facts import Facts
+from ppsim.world.blame import Hang, with_blame
 from ppsim.world.chance import decided, failing
 from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
@@ -73,12 +76,34 @@ def simulate(
 
     ``began`` is told the setting before anything happens: who ends a run from outside still has what it recorded.
     """
-    choices, given = choices or SeededChoices(scenario.seed), given or Given()
+    chosen, given = choices or SeededChoices(scenario.seed), given or Given()
     change = change or load(scenario.bugs).change
+    result = simulate_once(scenario, progress, chosen, change, given, began)
+
+    def again(repeated: Choices, hang: Hang) -> Verdict:
+        try:
+            return simulate_once(scenario, None, repeated, change, given, None, hang).verdict
+        except (Exception, SystemExit) as error:  # a plug-in that does not do the same twice
+            return Verdict("unknown", EXIT_UNKNOWN, str(error))
+
+    verdict = with_blame(result.verdict, scenario, chosen, change, again)
+    return result if verdict == result.verdict else replace(result, verdict=verdict)
+
+
+def simulate_once(
+    scenario: Scenario,
+    progress: Callable[[int, int], None] | None,
+    choices: Choices,
+    change: Change,
+    given: Given,
+    began: Callable[[Setting], None] | None,
+    hang: Hang | None = None,
+) -> SimulationResult:
+    """The run itself. ``hang``: looks at the ranks of each pipeline ahead of the judge."""
     if scenario.disaggregation.role == "pd":
         from ppsim.world.pd_simulate import simulate_pair
 
-        return simulate_pair(scenario, progress, choices, change, given.tokens, began=began)
+        return simulate_pair(scenario, progress, choices, change, given.tokens, began=began, hang=hang)
     setting = prepare(scenario, progress, choices, given)
     setting.surroundings = change.surroundings()
     for message in without_effect(scenario):
@@ -90,6 +115,8 @@ def simulate(
         for tp_rank in range(cluster.tp_replicas):
             rank = change.rank(rank_config(scenario, pp_rank, tp_rank))
             setting.ranks.append(SimulatedRank(env, setting, rank, capacity))
+    if hang is not None:
+        hang(setting)
     watch_ranks(setting)
     for simulated in setting.ranks:
         env.process(simulated.run())
@@ -191,4 +218,7 @@ def client_of(scenario: Scenario, workload: Workload, given: Given) -> Client:
 def verdict_of_error(error: CoreError | StopRun, setting: Setting) -> Verdict:
     """The verdict, or the first cause where the ranks have recorded their calls."""
     r = setting.ranks[error.rank] if isinstance(error, StopRun) else setting.running
-    return first_cause(verdict_of(error, r), setting)
+    phase = phase_of_error(error)  # of the loop that raised it; what an observer raises has left the loop as it is
+    if not phase and isinstance(error, InvariantViolation) and error.rank < len(setting.ranks):
+        phase = setting.ranks[error.rank].phase()
+    return first_cause(verdict_of(error, r, phase), setting)

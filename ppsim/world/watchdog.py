@@ -123,8 +123,12 @@ def standing(r: SimulatedSeat) -> Standing:
     iteration, slot = r.rank.iteration, r.rank.slot
     where = f"slot {slot}, phase {r.phase()}"
     if r.is_paused:
-        return Standing(r.rank_id, iteration, f"{where}, is paused (faults.pauses)", None, r.now, runs=False, slot=slot)
-    return Standing(r.rank_id, iteration, f"{where}, {describe(r.effect)}", r.waits_for, r.now, slot=slot)
+        return Standing(
+            r.rank_id, iteration, f"{where}, is paused (faults.pauses)", None, r.now, False, slot=slot, phase=r.phase()
+        )
+    rid = next(iter(r.rank.scheduler.requests), "") if r.rank.started is not None else ""
+    doing = f"{where}, {describe(r.effect)}"
+    return Standing(r.rank_id, iteration, doing, r.waits_for, r.now, slot=slot, phase=r.phase(), rid=rid)
 
 
 def dump(setting: Setting) -> list[str]:

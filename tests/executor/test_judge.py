@@ -19,10 +19,11 @@ from executor.launch import NOT_HERE, execute
 from executor.status import Status
 from executor.worker import Report
 from ppsim.check.together import Decides, Record, Shown, in_order
+from ppsim.core.config import RankConfig
 from ppsim.core.effects import Commit, Decision, Recv
 from ppsim.core.errors import CallsDiffer, InvariantViolation, ProtocolError
 from ppsim.core.loop import Loop
-from ppsim.core.messages import Call, CallLog, Lane
+from ppsim.core.messages import Call, CallLog, Kind, Lane
 from ppsim.core.outcome import PASS
 from ppsim.core.policy import Policy
 from ppsim.core.rank import Plan, Rank
@@ -163,6 +164,9 @@ def test_a_class_of_the_caller_is_found_alike_in_both_worlds_also_beside_a_bug_o
 # --- what the launcher makes of the reports, without processes ----------------------------------------------------
 
 
+CONFIGS = [RankConfig(pp_rank=rank, pp_size=2, pp_async_batch_depth=1) for rank in range(2)]
+
+
 def shown(rank: int, iteration: int, value: int) -> Record:
     return Shown(rank, iteration, iteration % 3, "parts", iteration, (("INV-17", "new_token_ratio", value),))
 
@@ -223,14 +227,26 @@ def test_a_deadlock_names_the_least_advanced_rank() -> None:
     status = Status(multiprocessing.get_context("spawn"), 2)
     status.beat(0, Recv(1, Lane.TENSOR), 9)
     status.beat(1, Commit(3), 8)
-    verdict = deadlock(status, "both wait", 3)
+    verdict = deadlock(status, "both wait", CONFIGS)
     assert (verdict.kind, verdict.exit_code, verdict.invariant, verdict.message) == (
         "fail",
         3,
         "INV-40",
-        "deadlock: both wait",
+        "INV-40 at rank 1, iteration 8, slot 2: deadlock: both wait",
     )
     assert (verdict.rank, verdict.iteration, verdict.slot) == (1, 8, 2)
+
+
+def test_a_deadlock_in_which_a_sender_has_passed_its_send_names_the_message_that_it_owes() -> None:
+    """Depth 1: the last of two ranks releases the output of iteration 5 in iteration 6, and is in iteration 8."""
+    status = Status(multiprocessing.get_context("spawn"), 2)
+    status.beat(0, Recv(1, Lane.TENSOR, Kind.OUTPUT, 5, 2), 7)
+    status.beat(1, Recv(0, Lane.CONTROL, Kind.META, 8, 2), 8)
+    verdict = deadlock(status, "both wait", CONFIGS)
+    assert (verdict.invariant, verdict.rank, verdict.iteration, verdict.slot) == ("INV-33", 1, 6, 0), verdict.message
+    assert "it owes rank 0 the output message of iteration 5, slot 2, on lane tensor" in verdict.message
+    status.beat(1, Recv(0, Lane.CONTROL, Kind.META, 7, 1), 6)  # both may still send it
+    assert deadlock(status, "both wait", CONFIGS).invariant == "INV-40"
 
 
 def test_ranks_of_different_length_are_not_alike() -> None:
@@ -239,4 +255,4 @@ def test_ranks_of_different_length_are_not_alike() -> None:
     recording.decision(0, decision)
     verdict = verdict_of_run(recording, [Report(0), Report(1)])
     assert (verdict.invariant, verdict.rank, verdict.iteration) == ("INV-02", 1, 0)
-    assert verdict.message == "INV-02: rank 1 had 0 iterations, rank 0 had 1"
+    assert verdict.message == "INV-02 at rank 1, iteration 0, slot 0: it had 0 iterations, rank 0 had 1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -210,13 +211,22 @@ def test_a_plugin_that_raises_is_a_failure_with_its_place(plugin: str, crash: st
     assert fuzzed.exit_code == 1
     assert fuzzed.stdout.startswith(f"FAIL  safety  crash-{crash}  seed 0  example ")
     run = ppsim(f"run unit --plugin {plugin}.py")
-    assert (run.exit_code, run.stdout) == (1, "")
+    assert run.exit_code == 1
     assert f"unit: crash: {crash}: " in run.stderr
+    assert ") at rank 0, iteration 0, slot 0, phase schedule\n" in run.stderr
+    assert "verdict fail" in run.stdout  # the summary of what was recorded, and its folder
+    saved = re.search(r"^saved (\S+), marked incomplete$", run.stderr, re.MULTILINE)
+    assert saved is not None
+    told = json.loads((Path(saved[1]) / "verdict.json").read_text())
+    assert (told["rank"], told["iteration"], told["slot"], told["phase"]) == (0, 0, 0, "schedule")
+    assert told["came"].startswith(f"{crash}: ")
+    if plugin == "exits":
+        assert "(exits.py, line 8, in Policy.admission_order)" in run.stderr
     if plugin == "raises":
-        assert "(raises.py, line 8, in <lambda>)" in run.stderr
+        assert "(raises.py, line 8, in Policy.admission_order.<locals>.<lambda>)" in run.stderr
         explored = ppsim("explore explore_release --bound aborts=1 --plugin raises.py")
         assert explored.exit_code == 1
-        assert "(raises.py, line 8, in <lambda>)" in explored.stdout
+        assert "(raises.py, line 8, in Policy.admission_order.<locals>.<lambda>)" in explored.stdout
 
 
 def test_a_nondeterministic_plugin_is_named_as_such_with_exit_code_4() -> None:

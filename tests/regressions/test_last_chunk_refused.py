@@ -1,4 +1,4 @@
-"""INV-80: the last chunk of a prompt that was being cut was refused its memory and waited again in flight; fuzzed, shrunk, kept."""
+"""INV-80: the last chunk of a cut prompt was refused its memory, and it waited again while in flight; fuzzed, kept."""
 
 from ppsim.fuzz.experiment import Experiment, run_experiment, tape_of
 

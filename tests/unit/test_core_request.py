@@ -18,7 +18,7 @@ from ppsim.core.tokens import pack
 DRAWING = """
 arrived    accept>waiting refuse>refused compile>grammar bootstrap>bootstrap prealloc>prealloc
 grammar    grammar_ready>waiting bootstrap>bootstrap prealloc>prealloc grammar_failed>aborted abort>aborted
-waiting    launch_chunk>prefill join>decode finish>finished abort>aborted
+waiting    launch_chunk>prefill join>decode finish>finished abort>aborted fail>aborted
 prefill    launch_chunk>prefill middle_chunk>prefill discard>prefill first_token>decode drain>inflight abort>aborted
 decode     launch_decode>decode token>decode discard>decode retract>waiting put_out>retracted computed>inflight
 decode     finish>finished abort>aborted

@@ -29,9 +29,10 @@ LINE = re.compile(
 )
 
 
-def waiting(verdict: Verdict) -> dict[int, tuple[int, int, str, str, int]]:
-    """From the report: rank -> (iteration, slot, phase, effect, peer)."""
-    assert (verdict.kind, verdict.exit_code, verdict.invariant) == ("fail", 3, "INV-40"), verdict
+def waiting(verdict: Verdict, owed: str = "") -> dict[int, tuple[int, int, str, str, int]]:
+    """From the report: rank -> (iteration, slot, phase, effect, peer). ``owed``: the rule of a message that is owed."""
+    expected = ("fail", 1, owed) if owed else ("fail", 3, "INV-40")
+    assert (verdict.kind, verdict.exit_code, verdict.invariant) == expected, verdict
     found = {}
     for match in LINE.finditer(verdict.message):
         rank, iteration, slot, phase, effect, peer, _ = match.groups()
@@ -47,13 +48,15 @@ def run_with(number: int, plan: Plan, pp_size: int) -> SimulationResult:
 
 def test_hidden_states_that_are_never_sent() -> None:
     result = run_with(0, without(PLAIN, phases.send_hidden_late), 3)
-    found = waiting(result.verdict)
+    found = waiting(result.verdict, "INV-32")
     assert found[1] == (0, 0, "receive_hidden", "receive on lane tensor", 0)
     assert found[2] == (0, 0, "receive_hidden", "receive on lane tensor", 1)
     # The first rank goes on until its second request list has to be taken.
     assert found[0] == (2, 2, "forward_inputs", "commit of a send", 1)
     assert "wait-for cycle: 0 -> 1 -> 0" in result.verdict.message
-    assert (result.verdict.rank, result.verdict.iteration) == (1, 0)
+    # It has passed the end of iteration 0, where they were due: no circle of waits, but a message that it owes.
+    assert (result.verdict.rank, result.verdict.iteration, result.verdict.slot) == (0, 0, 0)
+    assert "it owes rank 1 the hidden message of iteration 0, slot 0" in result.verdict.message
 
 
 def stops_at(iteration: int) -> Phase:
@@ -127,7 +130,7 @@ def test_an_output_that_the_last_rank_leaves_out_is_named_by_its_address(monkeyp
 def test_the_last_message_of_a_run_that_gets_lost_is_a_deadlock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing comes after it that would not be what is due: the first rank waits for its last token."""
     lose(monkeypatch, 1, Kind.OUTPUT, 0)
-    found = waiting(run().verdict)
+    found = waiting(run().verdict, "INV-33")  # its sender has gone on
     assert found[0] == (1, 1, "exchange_if_shallow", "receive on lane tensor", 1)
     assert found[1][4] == 0
 
@@ -150,10 +153,16 @@ def test_a_message_of_another_size_stops_the_run_with_both_sizes(
     verdict = run({"cluster.pp_size": 3}).verdict
     assert (verdict.exit_code, verdict.invariant) == (1, "INV-32" if hidden else "INV-34")
     if hidden:
-        expected = f"rank 1, iteration 0, slot 0: expected hidden states with 4 rows, got {rows} rows; rank 0"
+        place, expected = (
+            "rank 1, iteration 0, slot 0, phase receive_hidden: ",
+            f"expected hidden states with 4 rows, got {rows} rows; rank 0",
+        )
     else:
-        expected = f"rank 0, iteration 2, slot 0: expected output with 1 rows, got {rows} rows; rank 2"
-    assert expected in verdict.message
+        place, expected = (
+            "rank 0, iteration 2, slot 0, phase exchange_if_shallow: ",
+            f"expected output with 1 rows, got {rows} rows; rank 2",
+        )
+    assert place + expected in verdict.message
 
 
 def test_a_message_of_another_kind_waits_in_the_inbox_and_is_used_in_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,6 +34,8 @@ def losing(iteration: int) -> type[Loop]:
             def lose(rank: Rank) -> None:
                 if rank.iteration == iteration:
                     rank.journal.take_replies()
+                    if rank.flushes:
+                        rank.flushes[-1] = (rank.flushes[-1][0], ())  # the answer that is held for the last rank
 
             return before(super().plan(), "schedule", does(lose))
 

@@ -56,7 +56,7 @@ def join_first(rank: Rank) -> Effects[None]:
         yield from recv(rank.link.prev, Lane.HICACHE)
 
 
-@planted("middle_rank_keeps_outputs", breaks="INV-40", profile="plain", source="bugs.md B31")
+@planted("middle_rank_keeps_outputs", breaks="INV-33", profile="plain", source="bugs.md B31")
 class MiddleRankKeepsOutputs(Exchange):
     """A rank that is neither first nor last does not pass outputs on; with two stages there is none."""
 

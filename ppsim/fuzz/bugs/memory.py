@@ -6,9 +6,9 @@ from ppsim.core.admission import PrefillAdder
 from ppsim.core.batch import Mode
 from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
-from ppsim.core.effects import Effects, Reply, drop
+from ppsim.core.effects import Effects, drop
 from ppsim.core.exchange import Exchange
-from ppsim.core.journal import Journal
+from ppsim.core.journal import Flushed, Journal
 from ppsim.core.kv import KVCache
 from ppsim.core.loop import Loop
 from ppsim.core.messages import FlushCache
@@ -71,7 +71,7 @@ class FlushBesideLaunched(Scheduler):
             super()._flush(item)
             return
         self.kv.tree.reset()
-        self.journal.add(Reply(item.rid, "finished", reason="flushed"))
+        self.journal.add(Flushed(item.rid))
 
 
 @planted("aborted_chunk_leaks", breaks="INV-23", profile="abort", source="bugs.md B46")

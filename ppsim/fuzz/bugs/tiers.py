@@ -65,7 +65,7 @@ class OwnStorageReadiness(OwnTiers):
         return counts[:2] + (yield from own_hits(rank, tiers))
 
 
-@planted("silent_without_acks", breaks="INV-40", profile="hicache", source="bugs.md B24")
+@planted("silent_without_acks", breaks="INV-28", profile="hicache", source="bugs.md B24")
 class SilentWithoutAcks(Chain):
     """A replica of the first stage that has seen no copy end skips the exchange; the others wait for its word."""
 
