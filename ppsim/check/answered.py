@@ -14,9 +14,9 @@ from ppsim.check.observers import Seat
 from ppsim.check.rules import fail
 from ppsim.check.together import Answers, Empties, Record
 from ppsim.core.consensus import KVPoll
-from ppsim.core.effects import Decided, Decision, Reply
+from ppsim.core.effects import Decided, Decision, Reply, Send
 from ppsim.core.journal import Flushed
-from ppsim.core.messages import FlushCache
+from ppsim.core.messages import FlushCache, Lane, Side
 from ppsim.core.pd_prefill import MAX_LOOKS
 
 
@@ -26,25 +26,40 @@ class Answered:
     def __init__(self, tell: Callable[[Record], None]) -> None:
         self.tell = tell
         self.flushes: dict[str, int] = {}  # what the first rank has read and not answered, and how often
+        self.emptied: dict[int, int] = {}  # rank -> the iteration of its latest flush
         self.failed_since: dict[int, dict[str, int]] = {}  # rank -> waiting request -> iteration
 
     def watch(self, r: Seat) -> None:
         """Hang it on a rank. Call before the rank runs."""
         r.observers.before(lambda effect: self.decided(r, effect.decision), Decided)
+        r.observers.before(lambda effect: self.sends(r, effect), Send)
         if r.rank_id == 0:
             r.observers.before(lambda effect: self.replied(r, effect), Reply)
 
     def decided(self, r: Seat, decision: Decision) -> None:
         """A flush of this iteration was done, and nothing was put into the cache since."""
-        scheduler, tree = r.rank.scheduler, r.rank.scheduler.kv.tree
+        scheduler = r.rank.scheduler
         for item in r.rank.inputs:
             if isinstance(item, FlushCache) and r.rank_id == 0:
                 self.flushes[item.rid] = self.flushes.get(item.rid, 0) + 1
-        for flushed in r.rank.journal.of(Flushed):
-            if tree.evictable_tokens + tree.protected_tokens == 0:
-                self.tell(Empties(r.rank_id, decision.iteration, decision.slot, flushed.rid, r.phase()))
+        self._empties(r)
         if scheduler.config.role == "prefill" and scheduler.config.vote_variant == "agreed":
             self._waiting(r, decision.iteration)
+
+    def sends(self, r: Seat, send: Send) -> None:
+        """A rank tells the next one, or its leader, that its cache is empty: its own word is held against the cache."""
+        if isinstance(send.message, Side) and send.message.lane is Lane.FLUSH:
+            self._empties(r)
+
+    def _empties(self, r: Seat) -> None:
+        """What this rank has flushed in this iteration, once: at its word, or at its decision if that comes first."""
+        rank, tree = r.rank, r.rank.scheduler.kv.tree
+        flushed = rank.journal.of(Flushed)
+        if not flushed or self.emptied.get(r.rank_id) == rank.iteration:
+            return
+        self.emptied[r.rank_id] = rank.iteration
+        for entry in flushed if tree.evictable_tokens + tree.protected_tokens == 0 else ():
+            self.tell(Empties(r.rank_id, rank.iteration, rank.slot, entry.rid, r.phase()))
 
     def replied(self, r: Seat, reply: Reply) -> None:
         """The first rank answers a flush."""
