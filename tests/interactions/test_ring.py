@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 
 from ppsim.core import effects as fx
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import Agreed, agree
 from ppsim.core.config import RankConfig
 from ppsim.core.messages import Hidden, Lane, Meta, Output
 from ppsim.core.parts import Change, Parts
-from ppsim.core.rank import NO_HOST_TIER, Rank
+from ppsim.core.rank import Rank
 from tests.interactions.experiment import ORDINARY, TIGHT, TURNS, Experiment, experiments, request
 from tests.interactions.ring import MIDDLE_CHUNK_TOKEN, Node, Ring, expected_stream, tape
 from tests.interactions.settings import num_examples
@@ -111,8 +111,8 @@ def test_b04_the_smallest_pool_of_all_ranks_is_everybodys_pool() -> None:
 
 def test_b04_with_pools_of_their_own_the_ranks_hit_differently() -> None:
     class OwnPool(Rank):
-        def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] = NO_HOST_TIER) -> None:
-            super().start(Agreed(self.local_tokens[0], "nobody else"), host_tokens)
+        def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] | None = None) -> None:
+            super().start(agree(self.local_tokens[0], "nobody else"), host_tokens)
 
     ring = Ring(RankConfig(0, 2), B04, capacities=(1000, 1040), change=Change(Parts(rank=OwnPool)))
     with pytest.raises(Exception, match="hidden states with 1 rows"):

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ppsim.core.agreed import Agreed
-from ppsim.core.rank import NO_HOST_TIER, Rank
+from ppsim.core.agreed import Agreed, agree
+from ppsim.core.rank import Rank
 from ppsim.errors import ScenarioError
 from ppsim.scenario.rank import local_capacity_tokens
 from ppsim.world import simulate
@@ -57,14 +57,14 @@ def test_a_short_pool_retracts_and_every_request_still_gets_its_tokens() -> None
 class OwnPool(Rank):
     """Planted: each rank keeps the pool that its own memory allows (bugs.md B04)."""
 
-    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] = NO_HOST_TIER) -> None:
-        super().start(Agreed(self.local_tokens[0], "nobody else"), host_tokens)
+    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] | None = None) -> None:
+        super().start(agree(self.local_tokens[0], "nobody else"), host_tokens)
 
 
 def test_ranks_with_pools_of_their_own_are_found_out_at_once() -> None:
     made = scenario({"scheduler.max_total_tokens": [400, 100], **three_requests()})
     verdict = simulate(made, change=changed(OwnPool)).verdict
-    assert (verdict.exit_code, verdict.rank, verdict.iteration) == (1, 1, 0)
+    assert (verdict.exit_code, verdict.rank, verdict.iteration) == (1, 0, 0)  # 100 is agreed, rank 0 keeps its 400
 
 
 # --- from the memory of a GPU ------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from ppsim.core import phases
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import Agreed, agree
 from ppsim.core.effects import Decision, Effects
 from ppsim.core.loop import Loop
 from ppsim.core.prefix import RadixCache
-from ppsim.core.rank import NO_HOST_TIER, Phase, Plan, Rank
+from ppsim.core.rank import Phase, Plan, Rank
 from ppsim.recording import Recording, Verdict
 from tests.worlds.making import UNIT, changed, passed, requests, run
 
@@ -199,8 +199,8 @@ def test_another_victim_is_named_although_all_sizes_are_equal() -> None:
 class OwnCapacity(Rank):
     """No minimum over the ranks (bugs.md B04)."""
 
-    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] = NO_HOST_TIER) -> None:
-        super().start(Agreed(self.local_tokens[0], "nobody else"), host_tokens)
+    def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] | None = None) -> None:
+        super().start(agree(self.local_tokens[0], "nobody else"), host_tokens)
 
 
 def test_pools_of_different_size_are_named_at_the_first_allocation_long_before_a_cache_hit_differs() -> None:
