@@ -21,6 +21,7 @@ from ppsim.check.physical import never_committed
 from ppsim.check.together import Decides, Harvests, Record
 from ppsim.check.verdicts import failed
 from ppsim.check.watch import Watch
+from ppsim.core.consensus import KVPoll
 from ppsim.core.messages import NewRequest
 from ppsim.core.observations import CopyKey
 from ppsim.core.outcome import Verdict
@@ -134,9 +135,11 @@ class Place:
         assert isinstance(payload, torch.Tensor)
         return crc32(payload.detach().to("cpu").contiguous().flatten().view(torch.uint8).numpy().tobytes())
 
-    def sender_status(self, rid: str) -> int | None:
+    def sender_failed_ns(self, rid: str) -> int | None:
         """Of a prefill server against a modelled peer, the only role that has transfers here."""
-        return None if self.facts is None else self.facts.sender(self.rank_id, self.rank.iteration, rid)
+        if self.facts is None or self.facts.sender(self.rank_id, self.rank.iteration, rid) != KVPoll.FAILED:
+            return None
+        return self.now
 
     def sampled(self, reply: object) -> tuple[int, ...]:
         """Waits for the device: who checks every invariant gives up running ahead of it."""

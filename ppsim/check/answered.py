@@ -8,16 +8,27 @@ The facts behind them are the cache of each rank at its decision, and the state 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from ppsim.check.observers import Seat
 from ppsim.check.rules import fail
 from ppsim.check.together import Answers, Empties, Record
-from ppsim.core.consensus import KVPoll
 from ppsim.core.effects import Decided, Decision, Reply, Send
 from ppsim.core.journal import Flushed
 from ppsim.core.messages import FlushCache, Lane, Side
 from ppsim.core.pd_prefill import MAX_LOOKS
+from ppsim.core.request import Request
+
+
+@dataclass(slots=True)
+class Wait:
+    """A request that waits for its turn: the latest iterations in which it did, and the time of their decisions."""
+
+    request: Request
+    visits: deque[tuple[int, int]] = field(default_factory=deque)
+    failed_ns: int | None = None  # of the rank's own transfer
 
 
 class Answered:
@@ -27,7 +38,7 @@ class Answered:
         self.tell = tell
         self.flushes: dict[str, int] = {}  # what the first rank has read and not answered, and how often
         self.emptied: dict[int, int] = {}  # rank -> the iteration of its latest flush
-        self.failed_since: dict[int, dict[str, int]] = {}  # rank -> waiting request -> iteration
+        self.waits: dict[int, dict[int, Wait]] = {}  # rank -> identity of a request that waits, or has waited
 
     def watch(self, r: Seat) -> None:
         """Hang it on a rank. Call before the rank runs."""
@@ -70,16 +81,24 @@ class Answered:
             self.tell(Answers(r.rank_id, r.rank.iteration, r.rank.slot, reply.rid, r.phase()))
 
     def _waiting(self, r: Seat, iteration: int) -> None:
-        """INV-87: so many iterations are enough for the vote to come to a request, to go round and to be applied."""
+        """INV-87: so many iterations are enough for the vote to come to a request, to go round and to be applied.
+
+        A request is remembered until it has left the rank: its world may hear of the failure only when somebody looks.
+        """
         scheduler, config = r.rank.scheduler, r.rank.config
-        before, since = self.failed_since.get(r.rank_id, {}), {}
+        waits = self.waits.setdefault(r.rank_id, {})
         limit = 2 * (config.num_slots + config.pp_size) + len(scheduler.waiting) // MAX_LOOKS
+        for key in [key for key, wait in waits.items() if scheduler.requests.get(wait.request.rid) is not wait.request]:
+            del waits[key]
         for request in scheduler.waiting:
-            if r.sender_status(request.rid) != KVPoll.FAILED:
-                continue
-            key = f"{request.rid} of {request.arrived}"
-            since[key] = before.get(key, iteration)
-            if iteration - since[key] > limit:
-                text = f"it still waits for its turn, although it failed on the decode side in iteration {since[key]}"
-                fail("INV-87", r, request.rid, f"{text}, at most {limit} iterations are allowed")
-        self.failed_since[r.rank_id] = since
+            wait = waits.setdefault(id(request), Wait(request))
+            wait.visits.append((iteration, r.now))
+            while wait.visits[0][0] < iteration - limit - 1:
+                wait.visits.popleft()
+        for wait in waits.values():
+            if wait.failed_ns is None:
+                wait.failed_ns = r.sender_failed_ns(wait.request.rid)
+            (first, first_ns), (last, _) = wait.visits[0], wait.visits[-1]
+            if wait.failed_ns is not None and wait.failed_ns < first_ns and last - first > limit:
+                text = f"it waited from iteration {first} to {last}, although it had failed on the decode side"
+                fail("INV-87", r, wait.request.rid, f"{text}, at most {limit} iterations are allowed")

@@ -135,7 +135,7 @@ class Conclusions:
         advanced, failed = (rids[count:] for rids, count in zip(moved(rank.journal), before))
         if (advanced or failed) and config.vote_variant == "agreed":
             about = rank.iteration - config.pp_size + 1
-            self.tell(Moves(r.rank_id, rank.iteration, rank.slot, about, advanced, failed))
+            self.tell(Moves(r.rank_id, rank.iteration, rank.slot, about, advanced, failed, r.phase()))
 
 
 def moved(journal: Journal) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -105,8 +105,12 @@ class Seat(Protocol):
         """What is in the reply to a launch, or in the payload of a message: equal numbers for equal contents."""
         ...
 
-    def sender_status(self, rid: str) -> int | None:
-        """KVPoll of the rank's own transfer of a request that has sent nothing yet (prefill role); None: not known."""
+    def sender_failed_ns(self, rid: str) -> int | None:
+        """Prefill role: when the rank's own transfer of a request failed (ns of its clock); None: not as far as known.
+
+        A world may let ranks run ahead of what they do not look at, so it may come to know of it later than the rank's
+        clock says.
+        """
         ...
 
     def sampled(self, reply: object) -> tuple[int, ...]:

@@ -201,9 +201,10 @@ class SimulatedRank:
         assert isinstance(payload, Payload)
         return crc32(f"{payload.rank}/{payload.iteration}/{payload.tokens}".encode())
 
-    def sender_status(self, rid: str) -> int | None:
-        """Against a modelled peer; of two pipelines see ``pd_rank.py``."""
-        return self.setting.facts.sender(self.rank_id, self.rank.iteration, rid)
+    def sender_failed_ns(self, rid: str) -> int | None:
+        """Against a modelled peer, whose facts belong to iterations; of two pipelines see ``pd_rank.py``."""
+        status = self.setting.facts.sender(self.rank_id, self.rank.iteration, rid)
+        return self.now if status == KVPoll.FAILED else None
 
     def sampled(self, reply: object) -> tuple[int, ...]:
         """The tokens of a launch on the last stage."""

@@ -180,8 +180,10 @@ class PipelineRank(SimulatedRank):
         self.stored[rid] = statuses
         return surroundings.store_decision(rid, statuses)
 
-    def sender_status(self, rid: str) -> int | None:
-        return self.transfers.sender(self.rank_id, self._room(rid)).status
+    def sender_failed_ns(self, rid: str) -> int | None:
+        sender = self.transfers.senders.get((self.rank_id, self._room(rid)))
+        history = sender.history if sender is not None else []
+        return next((at_ns for at_ns, status in history if status == KVPoll.FAILED), None)
 
     def _first_token(self, rid: str) -> int:
         """What came with the last write of every sender; they all sent the same."""

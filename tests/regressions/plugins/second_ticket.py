@@ -1,4 +1,7 @@
-"""The first stage issues a second prefetch ticket for a retracted request; no later one binds it (sglang #36700)."""
+"""The first stage issues a second prefetch ticket for a retracted request; later stages never bind it.
+
+sglang #36700.
+"""
 
 from ppsim.core.loop import Loop
 from ppsim.core.rank import Plan, Rank
