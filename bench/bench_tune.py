@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from ppsim.plan.candidate import Candidate, given_candidate
 from ppsim.plan.evaluate import FastPath
 from ppsim.plan.grid import chunk_sizes
-from ppsim.plan.probe import OBJECTIVES, probe_of
+from ppsim.plan.probe_load import OBJECTIVES, probe_of
 from ppsim.plan.rerun import rerun
 from ppsim.scenario import Scenario, load_scenario
 

@@ -16,11 +16,11 @@ from typing import Any
 from unittest.mock import patch
 
 from ppsim.core.effects import Effects
-from ppsim.core.journal import AbortFound
 from ppsim.core.loop import Loop, event_loop_pp
 from ppsim.core.parts import UNCHANGED, Change, Parts
 from ppsim.core.phases import finish
 from ppsim.core.rank import Plan, Rank
+from ppsim.core.schedule.journal import AbortFound
 from ppsim.core.start import agree_on_start
 from ppsim.fuzz.coverage import situations_of
 from ppsim.plugin.plans import behind

@@ -11,16 +11,17 @@ from pathlib import Path
 from typing import Any, get_args
 
 from ppsim.check.invariants import INVARIANTS, RULES, Invariant
-from ppsim.core import actions, effects, journal, observations
+from ppsim.core import actions, effects, observations
 from ppsim.core.parts import RIGHT, Parts
 from ppsim.core.policy import Policy
 from ppsim.core.rank import Plan
-from ppsim.core.request import Moved
+from ppsim.core.schedule import journal
+from ppsim.core.schedule.request import Moved
 from ppsim.core.surroundings import Surroundings
-from ppsim.plan.questions import QUESTIONS
 from ppsim.plugin import all_bugs
 from ppsim.plugin.plans import right_plan
 from ppsim.scenario import Scenario, load_scenario
+from ppsim.studies.questions import QUESTIONS
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parent / "tests" / "planted" / "bug_scenarios.toml"

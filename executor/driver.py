@@ -20,7 +20,6 @@ from executor.timing import ForwardTimer
 from executor.transport import Transport
 from ppsim.check.observers import Observers
 from ppsim.core.agreed import Local
-from ppsim.core.batch import ForwardBatch
 from ppsim.core.effects import (
     Act,
     AwaitLocal,
@@ -42,6 +41,7 @@ from ppsim.core.errors import InvariantViolation, ProtocolError
 from ppsim.core.messages import Input, Message, NewRequest
 from ppsim.core.observations import Capacity
 from ppsim.core.rank import Rank
+from ppsim.core.schedule.batch import ForwardBatch
 from ppsim.core.tokens import count
 from ppsim.recording import Recording
 

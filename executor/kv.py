@@ -1,7 +1,7 @@
 """Paged KV of the layers of one stage.
 
     page 0                 padding of block tables, never read and never written
-    pages 1 .. num_pages   given out by the scheduler's pool (``ppsim.core.pool``), which owns all bookkeeping
+    pages 1 .. num_pages   given out by the scheduler's pool (``ppsim.core.memory.pool``), which owns all bookkeeping
 
 Rule: nothing is ever cleared. Fresh pages hold NaN, so reading a position that nobody wrote poisons the logits, and the
 last rank notices (``stage.py``), instead of passing for a zero.

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import torch
 
-from ppsim.core.batch import ForwardBatch, KVRow, Piece
 from ppsim.core.errors import InvariantViolation
+from ppsim.core.schedule.batch import ForwardBatch, KVRow, Piece
 
 
 @dataclass(frozen=True, slots=True)

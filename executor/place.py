@@ -16,10 +16,10 @@ from ppsim.check.audit import Audit, follow
 from ppsim.check.blame import Departure, Twin
 from ppsim.check.leftovers import rank_leftover, unanswered
 from ppsim.check.observers import Observers, phase_of, phase_of_error
-from ppsim.check.patience import watch_patience
 from ppsim.check.physical import never_committed
 from ppsim.check.together import Decides, Harvests, Record
 from ppsim.check.verdicts import failed
+from ppsim.check.wait_limits import watch_patience
 from ppsim.check.watch import Watch
 from ppsim.core.consensus import KVPoll
 from ppsim.core.messages import NewRequest

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ppsim.core.batch import ForwardBatch
+from ppsim.core.schedule.batch import ForwardBatch
 
 NS_PER_MS = 1_000_000
 

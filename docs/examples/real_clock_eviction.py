@@ -8,7 +8,7 @@ difference between the ranks, does not find the same one again, and names the pl
 
 import time
 
-from ppsim.core.prefix import RadixCache
+from ppsim.core.memory.prefix import RadixCache
 
 TICK_NS = 100_000
 

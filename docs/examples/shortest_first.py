@@ -7,7 +7,7 @@ left to ask is whether long prompts starve. A campaign with liveness bounds answ
 """
 
 import ppsim
-from ppsim.core.request import Request
+from ppsim.core.schedule.request import Request
 
 
 class Policy(ppsim.Policy):

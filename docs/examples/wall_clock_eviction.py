@@ -7,7 +7,7 @@ where that byte wraps between two accesses depends on the rank: then the ranks f
     ppsim fuzz --plugin wall_clock_eviction.py --bug wall_clock_eviction
 """
 
-from ppsim.core.prefix import RadixCache
+from ppsim.core.memory.prefix import RadixCache
 from ppsim.plugin import planted
 
 TICK_NS = 100_000

@@ -14,7 +14,7 @@ from ppsim.cost.chunk_report import PLANNERS, ChunkQuestion, ChunkReport, chunk_
 from ppsim.errors import ScenarioError, UsageError
 from ppsim.plan.compare import Comparison, Question, Standing
 from ppsim.plan.compare import compare as compare_ways
-from ppsim.plan.probe import NUM_REQUESTS
+from ppsim.plan.probe_load import NUM_REQUESTS
 from ppsim.plan.tune import Wish, tuned_scenario
 from ppsim.plan.tune import tune as search
 from ppsim.plan.tuning import Tuning

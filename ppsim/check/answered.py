@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from ppsim.check.observers import Seat
 from ppsim.check.rules import fail
 from ppsim.check.together import Answers, Empties, Record
+from ppsim.core.disagg.prefill import MAX_LOOKS
 from ppsim.core.effects import Decided, Decision, Reply, Send
-from ppsim.core.journal import Flushed
 from ppsim.core.messages import FlushCache, Lane, Side
-from ppsim.core.pd_prefill import MAX_LOOKS
-from ppsim.core.request import Request
+from ppsim.core.schedule.journal import Flushed
+from ppsim.core.schedule.request import Request
 
 
 @dataclass(slots=True)

@@ -20,15 +20,15 @@ from ppsim.check.tier_rules import TierRules
 from ppsim.check.together import Decides, Delivers, Harvests, Parts, Record, Samples, Shown
 from ppsim.check.transfers import TransferRules
 from ppsim.core import effects as fx
-from ppsim.core.batch import ForwardBatch
 from ppsim.core.consensus import KVPoll
+from ppsim.core.disagg.ballots import TERMINAL_VOTES
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.journal import Advanced
 from ppsim.core.messages import AbortReq, Lane, Message, Meta, NewRequest, Output, Verdict
 from ppsim.core.observations import Clock, Receivers, Senders, Statuses
-from ppsim.core.pd_phases import TERMINAL_VOTES
-from ppsim.core.request import State
-from ppsim.core.scheduler import causes, limits, state_parts
+from ppsim.core.schedule.batch import ForwardBatch
+from ppsim.core.schedule.journal import Advanced
+from ppsim.core.schedule.request import State
+from ppsim.core.schedule.scheduler import causes, limits, state_parts
 
 
 class Audit:

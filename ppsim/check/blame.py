@@ -24,7 +24,7 @@ from ppsim.core.errors import CoreError
 from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Kind, Lane, Message
 from ppsim.core.rank import Rank
-from ppsim.core.scheduler import causes, limits, state_parts
+from ppsim.core.schedule.scheduler import causes, limits, state_parts
 
 BuildRank: TypeAlias = Callable[[RankConfig], Rank]
 """A right rank from its configuration: default parts, the user's policy."""

@@ -16,10 +16,10 @@ from ppsim.check.together import Concludes, Moves, Record, Voices
 from ppsim.core import effects as fx
 from ppsim.core.actions import Admitted
 from ppsim.core.consensus import KVPoll, store_minimum
+from ppsim.core.disagg.decode import DecodeRole
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.journal import Advanced, Ended, Journal
 from ppsim.core.messages import Lane, Side, Vote
-from ppsim.core.pd_decode import DecodeRole
+from ppsim.core.schedule.journal import Advanced, Ended, Journal
 from ppsim.core.votes import votes_go_on
 
 RETRACT = "retract"

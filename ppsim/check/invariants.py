@@ -21,7 +21,6 @@ from ppsim.check.leftovers import rank_leftover, unanswered
 from ppsim.check.one_place import OnePlace, misplaced
 from ppsim.check.page_claims import PageClaims
 from ppsim.check.page_contents import PageContents
-from ppsim.check.patience import Agreements, Movement, Retractions
 from ppsim.check.reads import LaunchReads
 from ppsim.check.replies import Replies
 from ppsim.check.rules import Rules
@@ -29,12 +28,14 @@ from ppsim.check.tier_rules import TierRules
 from ppsim.check.together import Together
 from ppsim.check.transfers import TransferRules, not_covered_once
 from ppsim.check.turn_rules import TurnRules
+from ppsim.check.wait_limits import Agreements, Movement, Retractions
 from ppsim.check.waits import Waits
 from ppsim.check.watch import Watch
-from ppsim.core import pd_phases, phases, start
+from ppsim.core import phases, start
 from ppsim.core.channels import Endpoint
+from ppsim.core.disagg import ballots
 from ppsim.core.exchange import Exchange
-from ppsim.core.scheduler import Scheduler, causes, limits, state_parts
+from ppsim.core.schedule.scheduler import Scheduler, causes, limits, state_parts
 from ppsim.core.tiers import take_in
 from ppsim.core.votes import Voting
 from ppsim.errors import UsageError
@@ -149,7 +150,7 @@ def _table() -> tuple[Invariant, ...]:
         (47, "a request advances on one rank if and only if on all, in the same iteration", (causes, Together._agrees)),
         (48, "a request that failed on one rank fails on all, in the same iteration", (causes, Together._agrees)),
         (49, "applying a conclusion does not look at local state again", (Audit.observed,)),
-        (50, "the poll list has one entry for each request of the bootstrap queue", (pd_phases.agree_bootstrap,)),
+        (50, "the poll list has one entry for each request of the bootstrap queue", (ballots.agree_bootstrap,)),
         (51, "a request that left the first rank's queue leaves every rank's", (together.refined_queues,)),
         (52, "KV is released on a rank only when its own transfer is terminal", (Audit.released, Together._agrees)),
         (53, "retracted requests are bound to the same slot", (state_parts,)),

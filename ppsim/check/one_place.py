@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from ppsim.check.observers import Seat
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.request import TERMINAL, Request, State
-from ppsim.core.slots import Slot
+from ppsim.core.schedule.request import TERMINAL, Request, State
+from ppsim.core.schedule.slots import Slot
 
 if TYPE_CHECKING:
-    from ppsim.core.scheduler import Scheduler
+    from ppsim.core.schedule.scheduler import Scheduler
 
 Place: TypeAlias = tuple[str, int, int]
 """Kind of place, slot, iteration of a batch; -1 where a place has none."""

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 
 from ppsim.check.observers import Seat
 from ppsim.check.page_claims import common_length
-from ppsim.core.batch import KVRow, Piece
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.request import Request
+from ppsim.core.schedule.batch import KVRow, Piece
+from ppsim.core.schedule.request import Request
 from ppsim.core.tokens import common_prefix
 
 LOOKS = 512  # pages of an unchanged list that are compared again, for each launch

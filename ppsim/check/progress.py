@@ -15,9 +15,9 @@ from ppsim.check.telling import Place
 from ppsim.core.effects import AwaitLocal, AwaitTokens, Commit, Decision, Effect, Recv, Send
 from ppsim.core.outcome import Verdict
 from ppsim.core.rank import Rank
-from ppsim.core.request import Request
-from ppsim.core.scheduler import Scheduler
-from ppsim.core.slots import Slot
+from ppsim.core.schedule.request import Request
+from ppsim.core.schedule.scheduler import Scheduler
+from ppsim.core.schedule.slots import Slot
 from ppsim.errors import EXIT_LIVENESS, PpsimError
 
 MAX_NAMES = 8  # requests shown of a queue

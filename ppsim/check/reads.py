@@ -19,9 +19,9 @@ from ppsim.check.observers import Seat
 from ppsim.check.page_contents import PageContents
 from ppsim.check.together import Reads, Record, Writes
 from ppsim.core import effects as fx
-from ppsim.core.batch import ForwardBatch, KVRow, Piece
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import NewRequest
+from ppsim.core.schedule.batch import ForwardBatch, KVRow, Piece
 from ppsim.core.tokens import TokenBytes, cut, pack
 
 HIDDEN, OUTPUT = "hidden states", "tokens"

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from ppsim.check.observers import Seat
 from ppsim.core import effects as fx
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.journal import Flushed
 from ppsim.core.messages import NewRequest
+from ppsim.core.schedule.journal import Flushed
 
 ENDS = ("finished", "aborted")
 

@@ -9,7 +9,7 @@
     INV-73   the cache is emptied only while nothing is in flight
 
 The numbers are those of the catalogue of public bugs (``docs/bugs.md``). Each rule looks at one rank, or at what a rank
-says to another; the comparison of ranks is ``together.py``'s. What bounds a run in time is in ``patience.py``.
+says to another; the comparison of ranks is ``together.py``'s. What bounds a run in time is in ``wait_limits.py``.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from ppsim.check.observers import Seat
 from ppsim.check.together import Concludes, Record, Voices
 from ppsim.check.turn_rules import TurnRules
 from ppsim.core import effects as fx
-from ppsim.core.admission import expected_output
 from ppsim.core.consensus import KVPoll
+from ppsim.core.disagg.ballots import TERMINAL_VOTES
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.journal import Flushed
 from ppsim.core.messages import AbortReq, FlushCache, Verdict
-from ppsim.core.pd_phases import TERMINAL_VOTES
-from ppsim.core.request import Request, State
+from ppsim.core.schedule.admission import expected_output
+from ppsim.core.schedule.journal import Flushed
+from ppsim.core.schedule.request import Request, State
 
 if TYPE_CHECKING:
-    from ppsim.core.scheduler import Scheduler
-    from ppsim.core.slots import Slot
+    from ppsim.core.schedule.scheduler import Scheduler
+    from ppsim.core.schedule.slots import Slot
 
 
 class Rules:

@@ -20,10 +20,10 @@ from ppsim.check.observers import Seat
 from ppsim.check.rules import fail
 from ppsim.core import effects as fx
 from ppsim.core.actions import LoadBack
-from ppsim.core.batch import Piece
-from ppsim.core.hicache import HiRadixCache, Operation
-from ppsim.core.node import Node
+from ppsim.core.memory.hicache import HiRadixCache, Operation
+from ppsim.core.memory.node import Node
 from ppsim.core.observations import CopyKey
+from ppsim.core.schedule.batch import Piece
 
 KINDS = ("write", "load", "fetch")
 

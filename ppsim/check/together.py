@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeAlias
 
 from ppsim.check.lockstep import Lockstep
+from ppsim.core.disagg.ballots import TERMINAL_VOTES
 from ppsim.core.effects import Decision, Harvest
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.pd_phases import TERMINAL_VOTES
 
 Parts: TypeAlias = tuple[tuple[str, str, object], ...]
 """(invariant, name, value) of each part of a rank's state."""

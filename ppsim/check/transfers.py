@@ -4,7 +4,7 @@
     INV-75   what a decode server computes on was written by the other side, on the pages that it was told of
 
 Ranges are looked at twice: when a rank asks for a write, which any world can see, and when the write is there, which
-only a world with both servers knows (``Seat.landed``, ``ppsim/world/pd_transfer.py``).
+only a world with both servers knows (``Seat.landed``, ``ppsim/world/pair/transfers.py``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ppsim.core import effects as fx
 from ppsim.core.actions import SendChunk, SendLast, SendMetadata
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.observations import FirstTokens
-from ppsim.core.request import Request
+from ppsim.core.schedule.request import Request
 
 Range: TypeAlias = tuple[int, int]
 """Tokens [start, stop)."""

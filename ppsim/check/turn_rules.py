@@ -16,11 +16,11 @@ from ppsim.check.observers import Seat
 from ppsim.core.effects import Decision
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.rank import Rank
-from ppsim.core.request import Request, State
-from ppsim.core.slots import Slot
+from ppsim.core.schedule.request import Request, State
+from ppsim.core.schedule.slots import Slot
 
 if TYPE_CHECKING:
-    from ppsim.core.scheduler import Scheduler
+    from ppsim.core.schedule.scheduler import Scheduler
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 from ppsim.check.observers import Seat
 from ppsim.check.rules import fail
 from ppsim.core.effects import Decided, Ingest
-from ppsim.core.request import Request, State
+from ppsim.core.schedule.request import Request, State
 
 NS_PER_MS = 1_000_000
 LOOKS = 8

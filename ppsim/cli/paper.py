@@ -17,8 +17,8 @@ MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print the page
 @guarded
 def paper(as_json: JsonOption = False, as_markdown: MarkdownOption = False) -> int:
     """Run the published configurations and print the published figures beside ours."""
-    from ppsim.plan.paper import PaperRuns, fitted_efficiency, paper_table
-    from ppsim.plan.paper_page import markdown
+    from ppsim.studies.paper import PaperRuns, fitted_efficiency, paper_table
+    from ppsim.studies.paper_page import markdown
 
     if as_json and as_markdown:
         raise UsageError("--json and --markdown exclude each other")

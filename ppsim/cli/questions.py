@@ -21,8 +21,8 @@ def questions(
     keys: KeysArg = None, as_json: JsonOption = False, listed: ListOption = False, as_markdown: MarkdownOption = False
 ) -> int:
     """Answer questions that users asked in public: reported figures beside ours."""
-    from ppsim.plan.questions import QUESTIONS, Runs, question
-    from ppsim.plan.questions.text import markdown, terminal, to_dict
+    from ppsim.studies.questions import QUESTIONS, Runs, question
+    from ppsim.studies.questions.text import markdown, terminal, to_dict
 
     if as_json and as_markdown:
         raise UsageError("--json and --markdown exclude each other")

@@ -15,11 +15,11 @@ from ppsim.conform.format import RecordedRequest, RecordedRun, RecordedVisit, fi
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Reply
 from ppsim.core.errors import CoreError
-from ppsim.core.journal import Ended
 from ppsim.core.messages import NewRequest
 from ppsim.core.parts import RIGHT, Parts
 from ppsim.core.policy import Policy
-from ppsim.core.slots import LaunchedBatch
+from ppsim.core.schedule.journal import Ended
+from ppsim.core.schedule.slots import LaunchedBatch
 from ppsim.core.tokens import pack
 
 RATIO_TOLERANCE = 1e-9  # engines keep the ratio as a float that is lowered step by step; here it is a fraction

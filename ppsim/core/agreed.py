@@ -7,9 +7,9 @@ in the same logical iteration. The scheduler takes only ``Agreed``, and only the
     start ring                    start.agree_on_start         capacities, before iteration 0
     grammar chain                 leader.agree_grammar         which grammars are ready, which failed
     tier chain                    tiers.take_in                acknowledgements and hit lengths of copies
-    consensus store               pd_phases.agree_bootstrap    handshakes, by the minimum of all statuses
-    NAME vote                     pd_phases.concluded          the conclusion of a ring vote
-    metadata of the last chunk    pd_phases.apply_transferred  first tokens: every sender sent the same
+    consensus store               ballots.agree_bootstrap    handshakes, by the minimum of all statuses
+    NAME vote                     ballots.concluded          the conclusion of a ring vote
+    metadata of the last chunk    ballots.apply_transferred  first tokens: every sender sent the same
 
 Using a local value by accident is therefore a type error, and calling the class itself is refused when it runs. A test
 walks the source and holds who calls ``agree``.

@@ -29,9 +29,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from ppsim.core.actions import ACTIONS, Action
 from ppsim.core.agreed import Local
-from ppsim.core.batch import ForwardBatch
 from ppsim.core.messages import Hidden, Input, Kind, Lane, Message, Output
 from ppsim.core.observations import AWAITED, OBSERVATIONS, Awaited, Observation
+from ppsim.core.schedule.batch import ForwardBatch
 
 R = TypeVar("R")
 Effects: TypeAlias = Generator["Effect", Any, R]

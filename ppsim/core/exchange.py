@@ -15,7 +15,7 @@ from ppsim.core.effects import Effects
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Lane, Output
 from ppsim.core.rank import Rank
-from ppsim.core.slots import LaunchedBatch
+from ppsim.core.schedule.slots import LaunchedBatch
 
 
 class Exchange:

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from ppsim.core.channels import commit_all
 from ppsim.core.effects import Effects, Reply, reply
-from ppsim.core.journal import Flushed
 from ppsim.core.messages import Lane, Side
 from ppsim.core.rank import Rank
+from ppsim.core.schedule.journal import Flushed
 
 FLUSHED = "flushed"
 

@@ -16,9 +16,9 @@ With depth the exchange stands before the launch; the loops of disaggregation pa
 from __future__ import annotations
 
 from ppsim.core import comparison, phases
-from ppsim.core import pd_phases as pd
 from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
+from ppsim.core.disagg import ballots as pd
 from ppsim.core.effects import Effects
 from ppsim.core.exchange import Exchange
 from ppsim.core.flush import acknowledge_flush, answer_flush

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ppsim.core.node import Node
-from ppsim.core.request import Request
+from ppsim.core.memory.node import Node
+from ppsim.core.schedule.request import Request
 
 
 def no_clock() -> int:

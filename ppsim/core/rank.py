@@ -15,11 +15,11 @@ from ppsim.core.channels import Endpoint
 from ppsim.core.checker import Checker, start_checker
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects, Work
-from ppsim.core.journal import Journal
 from ppsim.core.messages import Hidden, Input, Lane, Output, Verdict
 from ppsim.core.policy import Policy
-from ppsim.core.scheduler import Scheduler
-from ppsim.core.slots import LaunchedBatch
+from ppsim.core.schedule.journal import Journal
+from ppsim.core.schedule.scheduler import Scheduler
+from ppsim.core.schedule.slots import LaunchedBatch
 
 MakeScheduler: TypeAlias = Callable[[RankConfig, int, int, Policy, Journal], Scheduler]
 """From the configuration, the agreed capacities of KV pool and host tier in tokens, the policy and the journal."""

@@ -17,7 +17,7 @@ from ppsim.core.agreed import agree
 from ppsim.core.chain import Answer, Chain, Question, least
 from ppsim.core.effects import Effects, await_local, observe
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.hicache import HiRadixCache
+from ppsim.core.memory.hicache import HiRadixCache
 from ppsim.core.messages import Lane
 from ppsim.core.observations import Copied, Copies, Hits
 from ppsim.core.rank import Rank

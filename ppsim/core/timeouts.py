@@ -10,7 +10,7 @@ from ppsim.core.effects import Effects, observe
 from ppsim.core.messages import AbortReq
 from ppsim.core.observations import Clock
 from ppsim.core.rank import Rank
-from ppsim.core.request import Request, State
+from ppsim.core.schedule.request import Request, State
 
 
 def expired(rank: Rank) -> Effects[tuple[AbortReq, ...]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from ppsim.core.journal import (
+from ppsim.core.schedule.journal import (
     AbortFound,
     ChunkCut,
     ChunkParked,
@@ -22,7 +22,7 @@ from ppsim.core.journal import (
     Unfit,
     Why,
 )
-from ppsim.core.request import Event, Moved, State
+from ppsim.core.schedule.request import Event, Moved, State
 
 NOT_TAKEN = {
     Why.FULL: "batch is full",

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
-from ppsim.core.hicache import HiRadixCache
-from ppsim.core.request import TABLE
-from ppsim.core.scheduler import Scheduler
+from ppsim.core.memory.hicache import HiRadixCache
+from ppsim.core.schedule.request import TABLE
+from ppsim.core.schedule.scheduler import Scheduler
 from ppsim.fuzz.coverage import Coverage
 from ppsim.fuzz.experiment import Outcome
 from ppsim.recording import Recording

@@ -22,7 +22,7 @@ from ppsim.plan.candidate import Candidate, Split
 from ppsim.plan.chunk_rule import ChunkRule
 from ppsim.plan.compare_question import PAGE_SIZE, Decode, Question, check_numbers, group_size, joint_of
 from ppsim.plan.evaluate import Figures, block_width, profiled, stream_figures
-from ppsim.plan.probe import Probe
+from ppsim.plan.probe_load import Probe
 from ppsim.plan.prompt_feed import Limits
 from ppsim.plan.stream_loop import Surroundings
 

@@ -1,6 +1,6 @@
 """Which pieces the scheduler puts into the next batch, in many configurations at once.
 
-The rules of ``core/admission.py`` and ``core/scheduler.py`` for prompts that need one output token each and share no
+The rules of ``core/schedule`` (admission.py, scheduler.py) for prompts that need one output token each and share no
 prefix: a prompt that is being cut goes on, what is left of the chunk goes to the next prompts in order of arrival, one
 of them may be cut, and nothing is admitted that the pool cannot hold to its end. Decode batches never come up.
 

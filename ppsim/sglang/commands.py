@@ -17,9 +17,9 @@ from dataclasses import dataclass, field, replace
 
 from ppsim.sglang.flags import exact
 from ppsim.sglang.programs import Program, docker_arguments, find_program, has_program, image_engine
+from ppsim.sglang.shell_words import Cursor, Op, Part, Problem, Word, literal
 from ppsim.sglang.unwrap import COMMAND_KEYS, FOLDED, Line, Unwrapper
 from ppsim.sglang.variables import Hole, Resolved, Variables, adds, assignment_name, without_name
-from ppsim.sglang.words import Cursor, Op, Part, Problem, Word, literal
 
 FLAG = re.compile(r"^--?[A-Za-z]")
 EXPORTS = ("export", "set", "setenv", "declare", "typeset", "readonly", "local", "ENV")

@@ -14,7 +14,7 @@ from typing import Literal
 
 from ppsim.sglang.flags import fields
 from ppsim.sglang.programs import has_program
-from ppsim.sglang.words import Word, literal
+from ppsim.sglang.shell_words import Word, literal
 
 QUOTE_MARK = re.compile(r"^\s*>+[ \t]?(?!>)")
 PROMPT = re.compile(r"^\s*(?:\([\w.-]+\)\s*)?(?:\[?[\w.-]+@[\w.-]+(?:[: ][^\s$#%]*)?\]?\s*[$#%]|\$)\s+(?=\S)")

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from ppsim.sglang.expansion import Scope, parameter
-from ppsim.sglang.words import Cursor, Part, Word, literal
+from ppsim.sglang.shell_words import Cursor, Part, Word, literal
 
 ASSIGNMENT = re.compile(r"^(?P<name>[A-Za-z_]\w*)(?P<plus>\+?)=")
 NAME = re.compile(r"[A-Za-z_]\w*")

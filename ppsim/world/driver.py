@@ -166,7 +166,7 @@ class SimulatedRank:
         return None if peer.done else peer.rank.iteration
 
     def transfer_of(self, rid: str) -> int | None:
-        """Of a single role against a modelled peer; where both sides are here, ``pd_pages.py`` looks at the pages."""
+        """Of a single role against a modelled peer; where both sides are here, ``pair/pages.py`` looks at the pages."""
         facts, iteration = self.setting.facts, self.rank.iteration
         if self.rank.config.role == "prefill":
             poll, kind = facts.sender, "transfer"
@@ -202,7 +202,7 @@ class SimulatedRank:
         return crc32(f"{payload.rank}/{payload.iteration}/{payload.tokens}".encode())
 
     def sender_failed_ns(self, rid: str) -> int | None:
-        """Against a modelled peer, whose facts belong to iterations; of two pipelines see ``pd_rank.py``."""
+        """Against a modelled peer, whose facts belong to iterations; of two pipelines see ``pair/rank.py``."""
         status = self.setting.facts.sender(self.rank_id, self.rank.iteration, rid)
         return self.now if status == KVPoll.FAILED else None
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ppsim.core.batch import ForwardBatch
+from ppsim.core.schedule.batch import ForwardBatch
 
 
 class Refusal(NamedTuple):

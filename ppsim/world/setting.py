@@ -19,7 +19,7 @@ from ppsim.scenario.tree import Scenario
 from ppsim.workload.facts import Facts
 from ppsim.world.choices import Choices
 from ppsim.world.client import Client, Sampler
-from ppsim.world.marks import Marks
+from ppsim.world.milestones import Marks
 from ppsim.world.network import Network
 from ppsim.world.refusals import Refusal
 from ppsim.world.streams import Streams

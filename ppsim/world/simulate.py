@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from ppsim.check.audit import Audit, follow
 from ppsim.check.observers import phase_of_error
-from ppsim.check.patience import watch_patience
 from ppsim.check.progress import Stuck
 from ppsim.check.together import Together
 from ppsim.check.verdicts import verdict_of
+from ppsim.check.wait_limits import watch_patience
 from ppsim.check.watch import StopRun, Watch
 from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.messages import Input
@@ -34,7 +34,7 @@ from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.driver import SimulatedRank
 from ppsim.world.ending import deadlock, first_cause, leftovers, warn_of_what_had_no_effect
-from ppsim.world.marks import Marks
+from ppsim.world.milestones import Marks
 from ppsim.world.network import Network
 from ppsim.world.setting import Setting
 from ppsim.world.standing import record_stands
@@ -101,7 +101,7 @@ def simulate_once(
 ) -> SimulationResult:
     """The run itself. ``hang``: looks at the ranks of each pipeline ahead of the judge."""
     if scenario.disaggregation.role == "pd":
-        from ppsim.world.pd_simulate import simulate_pair
+        from ppsim.world.pair.simulate import simulate_pair
 
         return simulate_pair(scenario, progress, choices, change, given.tokens, began=began, hang=hang)
     setting = prepare(scenario, progress, choices, given)

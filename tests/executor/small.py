@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
-from ppsim.core.batch import ForwardBatch, Mode, Piece
+from ppsim.core.schedule.batch import ForwardBatch, Mode, Piece
 from ppsim.scenario import Scenario
 from ppsim.scenario.load import validate
 

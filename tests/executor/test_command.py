@@ -42,7 +42,7 @@ def test_exec_of_a_checkpoint_that_is_not_there_is_one_line(tmp_path: Path) -> N
 
 
 MINE = """import ppsim
-from ppsim.core.prefix import RadixCache
+from ppsim.core.memory.prefix import RadixCache
 from ppsim.core.rank import Rank
 from ppsim.core.agreed import Agreed
 from ppsim.plugin import planted

@@ -27,7 +27,7 @@ from ppsim.core.messages import Call, CallLog, Kind, Lane
 from ppsim.core.outcome import PASS
 from ppsim.core.policy import Policy
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.request import Request
+from ppsim.core.schedule.request import Request
 from ppsim.core.surroundings import Surroundings
 from ppsim.errors import ScenarioError
 from ppsim.plugin import load

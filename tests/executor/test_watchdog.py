@@ -22,12 +22,12 @@ from executor.launch import ExecutionResult, execute
 from executor.status import Status
 from executor.watchdog import Pulse, Watchdog
 from ppsim.check.progress import Stuck
-from ppsim.core.batch import ForwardBatch, Mode
 from ppsim.core.effects import Commit, Effect, Effects, Ingest, Launch, Recv
 from ppsim.core.loop import Loop
 from ppsim.core.messages import Lane
 from ppsim.core.policy import Policy
 from ppsim.core.rank import Plan, Rank
+from ppsim.core.schedule.batch import ForwardBatch, Mode
 from ppsim.recording import Verdict
 from ppsim.scenario import Scenario
 from ppsim.world import simulate

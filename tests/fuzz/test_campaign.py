@@ -10,7 +10,7 @@ import pytest
 
 from ppsim.core.parts import UNCHANGED
 from ppsim.core.policy import Policy
-from ppsim.core.request import Request
+from ppsim.core.schedule.request import Request
 from ppsim.errors import EXIT_LIVENESS, EXIT_NONDETERMINISM, ScenarioError, UsageError
 from ppsim.fuzz.campaign import CampaignResult, run_campaign
 from ppsim.fuzz.database import ExampleDatabase

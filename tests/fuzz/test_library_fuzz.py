@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import ppsim
 from ppsim.cli.entry import app
-from ppsim.core.prefix import RadixCache
+from ppsim.core.memory.prefix import RadixCache
 from ppsim.fuzz.campaign import run_campaign
 from ppsim.fuzz.experiment import Experiment
 from ppsim.fuzz.round import Order

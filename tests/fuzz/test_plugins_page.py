@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ppsim.cli.entry import app
-from ppsim.core.admission import PrefillAdder
 from ppsim.core.parts import RIGHT, Parts
 from ppsim.core.policy import Policy
+from ppsim.core.schedule.admission import PrefillAdder
 from ppsim.core.surroundings import Surroundings
 from ppsim.plugin import load_plugin
 

@@ -1,6 +1,6 @@
 """A radix cache over two tiers without a tree: a flat list of spans, every question answered by looking at all of them.
 
-Written from the rules at the head of ``ppsim/core/hicache.py`` and protocol.md 4.10; it shares no code with the trees.
+Written from the rules at the head of ``ppsim/core/memory/hicache.py`` and protocol.md 4.10; no code is shared.
 A span is (start, path), as in ``naive_tree.py``; ``device`` says whether it is there, ``host`` lists the host pages of
 its copy by numbers of the model's own (a number is never used twice).
 """

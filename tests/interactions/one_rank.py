@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from ppsim.core.effects import Decision, Harvest, Reply
 from ppsim.core.messages import Input
 from ppsim.core.parts import UNCHANGED, Change
-from ppsim.core.slots import LaunchedBatch
+from ppsim.core.schedule.slots import LaunchedBatch
 from ppsim.fuzz.coverage import Coverage
 from tests.interactions.experiment import Experiment, sampled
 

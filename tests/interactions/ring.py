@@ -16,12 +16,12 @@ from zlib import crc32
 
 from ppsim.core import effects as fx
 from ppsim.core.agreed import Local
-from ppsim.core.batch import KVRow, Piece
 from ppsim.core.config import RankConfig
 from ppsim.core.loop import event_loop_pp
 from ppsim.core.messages import Input, Lane, Message, NewRequest, Shutdown
 from ppsim.core.observations import Capacity
 from ppsim.core.parts import UNCHANGED, Change
+from ppsim.core.schedule.batch import KVRow, Piece
 from ppsim.core.tokens import unpack
 from tests.interactions.experiment import ALPHABET
 

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given, settings
 
 from ppsim.core.config import RankConfig
-from ppsim.core.request import State
+from ppsim.core.schedule.request import State
 from ppsim.core.tokens import unpack
 from ppsim.scenario import load_scenario
 from ppsim.scenario.rank import rank_config

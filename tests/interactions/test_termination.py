@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from ppsim.core.config import RankConfig
-from ppsim.core.scheduler import Scheduler
+from ppsim.core.schedule.scheduler import Scheduler
 from tests.interactions.experiment import CROWD, ORDINARY, TIGHT, TURNS, Arrival, Experiment, experiments, request
 from tests.interactions.one_rank import OneRank
 from tests.interactions.settings import num_examples

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from ppsim.core.node import Node
-from ppsim.core.pool import Pool
-from ppsim.core.prefix import RadixCache
-from ppsim.core.request import Request
+from ppsim.core.memory.node import Node
+from ppsim.core.memory.pool import Pool
+from ppsim.core.memory.prefix import RadixCache
+from ppsim.core.schedule.request import Request
 from ppsim.core.tokens import unpack
 
 

@@ -12,17 +12,17 @@ import pytest
 
 from ppsim.check.invariants import BY_NAME
 from ppsim.core.config import RankConfig
-from ppsim.core.journal import Journal
-from ppsim.core.kv import KVCache
+from ppsim.core.disagg.decode import DecodeRole
 from ppsim.core.loop import Loop, Plan
+from ppsim.core.memory.kv import KVCache
 from ppsim.core.messages import AbortReq, NewRequest
 from ppsim.core.parts import Change
-from ppsim.core.pd_decode import DecodeRole
 from ppsim.core.policy import Policy
 from ppsim.core.rank import Rank
-from ppsim.core.request import Request, State
-from ppsim.core.scheduler import Scheduler
-from ppsim.core.slots import SlotRing
+from ppsim.core.schedule.journal import Journal
+from ppsim.core.schedule.request import Request, State
+from ppsim.core.schedule.scheduler import Scheduler
+from ppsim.core.schedule.slots import SlotRing
 from ppsim.core.tokens import pack
 from ppsim.plugin import all_bugs, load
 from ppsim.plugin.plans import behind, does

@@ -21,7 +21,7 @@ from ppsim.core.loop import Loop, Plan
 from ppsim.core.messages import Output, Side, Verdict
 from ppsim.core.parts import Change
 from ppsim.core.rank import Rank
-from ppsim.core.request import State
+from ppsim.core.schedule.request import State
 from ppsim.core.surroundings import Surroundings
 from ppsim.core.votes import Voting
 from ppsim.fuzz.bugs.told import answers
@@ -30,10 +30,10 @@ from ppsim.plugin.plans import before, behind, does, edited
 from ppsim.recording import Verdict as Outcome
 from ppsim.scenario.load import load_scenario
 from ppsim.world import SimulationResult, simulate
-from ppsim.world.pd_rank import PipelineRank
-from ppsim.world.pd_rooms import Receiver, Write
-from ppsim.world.pd_sides import DECODE
-from ppsim.world.pd_transfer import Transfers
+from ppsim.world.pair.ends import Receiver, Write
+from ppsim.world.pair.rank import PipelineRank
+from ppsim.world.pair.sides import DECODE
+from ppsim.world.pair.transfers import Transfers
 from ppsim.world.streams import Payload
 from tests.worlds.making import changed, requests, run
 

@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from ppsim.core import scheduler as scheduler_module
-from ppsim.core.admission import Growth, expected_growth
 from ppsim.core.config import RankConfig
-from ppsim.core.kv import KVCache
-from ppsim.core.scheduler import Scheduler
-from ppsim.core.slots import Slot
+from ppsim.core.memory.kv import KVCache
+from ppsim.core.schedule import scheduler as scheduler_module
+from ppsim.core.schedule.admission import Growth, expected_growth
+from ppsim.core.schedule.scheduler import Scheduler
+from ppsim.core.schedule.slots import Slot
 
 Mutant = Callable[[pytest.MonkeyPatch], None]
 

@@ -12,10 +12,10 @@ import pytest
 from ppsim.check.page_contents import LOOKS, PageContents
 from ppsim.check.together import Concludes, Delivers, Moves, Reads, Record, Samples, Together, Voices, Writes
 from ppsim.check.transfers import not_covered_once
-from ppsim.core.batch import Piece
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import NewRequest
-from ppsim.core.request import Request
+from ppsim.core.schedule.batch import Piece
+from ppsim.core.schedule.request import Request
 from ppsim.core.tokens import pack
 
 # --- ranges ----------------------------------------------------------------------------------------------------------

@@ -15,10 +15,10 @@ from ppsim.core.agreed import agree
 from ppsim.core.agreed_call import agreed_call, declaration, parse, render
 from ppsim.core.checker import Checker, watch_calls
 from ppsim.core.config import RankConfig
+from ppsim.core.memory.pool import Pool
 from ppsim.core.messages import AbortReq, NewRequest
 from ppsim.core.parts import build_rank
-from ppsim.core.pool import Pool
-from ppsim.core.request import Request
+from ppsim.core.schedule.request import Request
 
 
 class Shop:

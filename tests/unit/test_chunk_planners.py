@@ -19,8 +19,8 @@ from ppsim.cost.roofline import Rates, RooflineCost
 from ppsim.cost.sglang_chunks import ChunkPredictor
 from ppsim.cost.slot_loop import slot_loop
 from ppsim.errors import ScenarioError
-from ppsim.plan.paper import makespan_s
 from ppsim.scenario import load_scenario
+from ppsim.studies.paper import makespan_s
 
 COSTS = [
     Coefficients(c_ms=2.0, b_ms=0.02, a_ms=2e-6),

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from ppsim.check.invariants import BY_NAME
-from ppsim.plan.questions import QUESTIONS
+from ppsim.studies.questions import QUESTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"

@@ -6,15 +6,15 @@ import dataclasses
 
 import pytest
 
-from ppsim.core.admission import Growth, PrefillAdder, Result, expected_growth, full_growth
 from ppsim.core.config import RankConfig
+from ppsim.core.memory.node import Match
+from ppsim.core.memory.pool import Pool
+from ppsim.core.memory.prefix import RadixCache
 from ppsim.core.messages import NewRequest
-from ppsim.core.node import Match
 from ppsim.core.policy import Policy
-from ppsim.core.pool import Pool
-from ppsim.core.prefix import RadixCache
-from ppsim.core.ratio import NewTokenRatio
-from ppsim.core.request import Request
+from ppsim.core.schedule.admission import Growth, PrefillAdder, Result, expected_growth, full_growth
+from ppsim.core.schedule.ratio import NewTokenRatio
+from ppsim.core.schedule.request import Request
 from ppsim.core.tokens import pack
 
 PLAIN = RankConfig(0, 1, chunked_prefill_size=None)

@@ -15,7 +15,7 @@ AGREE = {
     "ppsim/core/start.py": {"agree_on_start"},
     "ppsim/core/leader.py": {"agree_grammar"},
     "ppsim/core/tiers.py": {"take_in"},
-    "ppsim/core/pd_phases.py": {"agree_bootstrap", "concluded", "apply_transferred"},
+    "ppsim/core/disagg/ballots.py": {"agree_bootstrap", "concluded", "apply_transferred"},
 }
 """As the table of ``ppsim/core/agreed.py`` says."""
 WITHOUT_OTHERS = {

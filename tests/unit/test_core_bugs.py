@@ -12,8 +12,8 @@ import pytest
 from ppsim.core.config import RankConfig
 from ppsim.core.messages import AbortReq, NewRequest
 from ppsim.core.parts import Change, parts_with
-from ppsim.core.scheduler import Scheduler
-from ppsim.core.slots import Slot
+from ppsim.core.schedule.scheduler import Scheduler
+from ppsim.core.schedule.slots import Slot
 from ppsim.errors import ScenarioError
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import validate

@@ -12,7 +12,7 @@ from ppsim.core.config import RankConfig
 from ppsim.core.effects import Reply
 from ppsim.core.messages import AbortReq
 from ppsim.core.parts import build_rank
-from ppsim.core.scheduler import Scheduler
+from ppsim.core.schedule.scheduler import Scheduler
 from tests.interactions.experiment import Arrival, Experiment, request
 from tests.interactions.one_rank import OneRank
 

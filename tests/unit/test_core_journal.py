@@ -9,7 +9,8 @@ import pytest
 from ppsim.core.actions import AbortSender, Compile
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Harvest, Reply
-from ppsim.core.journal import (
+from ppsim.core.messages import AbortReq
+from ppsim.core.schedule.journal import (
     Absorbed,
     Advanced,
     Delivered,
@@ -21,8 +22,7 @@ from ppsim.core.journal import (
     Retracted,
     Why,
 )
-from ppsim.core.messages import AbortReq
-from ppsim.core.request import Event, Moved, State
+from ppsim.core.schedule.request import Event, Moved, State
 from tests.interactions.experiment import Arrival, Experiment, request
 from tests.interactions.one_rank import OneRank
 from tests.interactions.ring import Ring

@@ -6,10 +6,10 @@ import pytest
 
 from ppsim.core.config import RankConfig
 from ppsim.core.messages import NewRequest
-from ppsim.core.order import waiting_order
 from ppsim.core.parts import RIGHT
 from ppsim.core.policy import Policy
-from ppsim.core.request import Request
+from ppsim.core.schedule.order import waiting_order
+from ppsim.core.schedule.request import Request
 from ppsim.core.tokens import pack
 
 

@@ -10,21 +10,21 @@ import pytest
 from ppsim.core.agreed import agree
 from ppsim.core.checker import part_name
 from ppsim.core.config import RankConfig
+from ppsim.core.disagg.decode import DecodeRole
+from ppsim.core.disagg.prefill import PrefillRole
+from ppsim.core.disagg.roles import Role
 from ppsim.core.effects import Reply
-from ppsim.core.hicache import HiRadixCache
-from ppsim.core.intake import Intake
 from ppsim.core.loop import Loop
+from ppsim.core.memory.hicache import HiRadixCache
+from ppsim.core.memory.prefix import RadixCache
 from ppsim.core.messages import NewRequest
 from ppsim.core.parts import RIGHT, Change, Parts, build_rank, parts_with, place_of
-from ppsim.core.pd_decode import DecodeRole
-from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.policy import Policy
-from ppsim.core.prefix import RadixCache
 from ppsim.core.rank import Rank
-from ppsim.core.request import Request
-from ppsim.core.roles import Role
-from ppsim.core.scheduler import Scheduler
-from ppsim.core.slots import Slot, SlotRing
+from ppsim.core.schedule.intake import Intake
+from ppsim.core.schedule.request import Request
+from ppsim.core.schedule.scheduler import Scheduler
+from ppsim.core.schedule.slots import Slot, SlotRing
 from ppsim.core.surroundings import Surroundings
 from ppsim.core.tokens import pack
 from ppsim.errors import UsageError

@@ -27,13 +27,13 @@ from ppsim.core.actions import (
 )
 from ppsim.core.agreed import Agreed, agree
 from ppsim.core.config import RankConfig
-from ppsim.core.journal import Advanced, Delivered, Ended
+from ppsim.core.disagg.decode import DecodeRole
+from ppsim.core.disagg.prefill import PrefillRole
 from ppsim.core.messages import AbortReq, NewRequest
 from ppsim.core.parts import build_rank
-from ppsim.core.pd_decode import DecodeRole
-from ppsim.core.pd_prefill import PrefillRole
-from ppsim.core.request import Event, State
-from ppsim.core.scheduler import Scheduler
+from ppsim.core.schedule.journal import Advanced, Delivered, Ended
+from ppsim.core.schedule.request import Event, State
+from ppsim.core.schedule.scheduler import Scheduler
 from ppsim.core.tokens import pack
 
 NOBODY: Agreed[tuple[str, ...]] = agree((), "test")

@@ -8,7 +8,7 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ppsim.core.errors import PoolError
-from ppsim.core.pool import Pool
+from ppsim.core.memory.pool import Pool
 
 
 class PoolAgainstHolderLists(RuleBasedStateMachine):

@@ -8,10 +8,10 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ppsim.core.errors import PoolError
-from ppsim.core.node import Node
+from ppsim.core.memory.node import Node
+from ppsim.core.memory.pool import Pool
+from ppsim.core.memory.prefix import RadixCache
 from ppsim.core.policy import Policy
-from ppsim.core.pool import Pool
-from ppsim.core.prefix import RadixCache
 from ppsim.core.tokens import pack
 from tests.interactions.naive_tree import NaiveTree, Tokens
 from tests.interactions.walk import nodes, ownership_problem, picture

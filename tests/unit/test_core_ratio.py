@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from ppsim.core.ratio import NewTokenRatio
+from ppsim.core.schedule.ratio import NewTokenRatio
 
 INIT, LOW = Fraction(7, 10), Fraction(98, 1000)
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 
 from ppsim.core.errors import TransitionError
 from ppsim.core.messages import NewRequest
-from ppsim.core.request import TABLE, TERMINAL, Event, Request, State
+from ppsim.core.schedule.request import TABLE, TERMINAL, Event, Request, State
 from ppsim.core.tokens import pack
 
 # One line a state: what may happen there, and where it leads. Read from protocol.md 4 (plain), 6.5 (prefill role), 6.6

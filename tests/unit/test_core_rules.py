@@ -6,7 +6,7 @@ from fractions import Fraction
 
 from ppsim.core.config import RankConfig
 from ppsim.core.messages import NewRequest
-from ppsim.core.request import Request
+from ppsim.core.schedule.request import Request
 from ppsim.core.tokens import pack
 from tests.interactions.experiment import STOP, Arrival, Experiment, request, sampled
 from tests.interactions.one_rank import OneRank, Visit

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import CLOSED, DEFERRED
-from ppsim.core.foresight import Foresight
 from ppsim.core.messages import NewRequest
-from ppsim.core.order import waiting_order
-from ppsim.core.ratio import NewTokenRatio
-from ppsim.core.request import Request
+from ppsim.core.schedule.foresight import Foresight
+from ppsim.core.schedule.order import waiting_order
+from ppsim.core.schedule.ratio import NewTokenRatio
+from ppsim.core.schedule.request import Request
 from ppsim.scenario.rank import RULE_SETS
 from tests.interactions.experiment import Arrival, Experiment, request
 from tests.interactions.one_rank import OneRank, Visit

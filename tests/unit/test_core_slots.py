@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ppsim.core.slots import SlotRing
+from ppsim.core.schedule.slots import SlotRing
 
 TABLE = {
     (4, 0): [(0, 1, 0), (1, 2, 1), (2, 3, 2), (3, 0, 3)],

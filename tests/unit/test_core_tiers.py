@@ -11,7 +11,7 @@ from ppsim.core.agreed import Local, agree
 from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.hicache import HiRadixCache
+from ppsim.core.memory.hicache import HiRadixCache
 from ppsim.core.messages import Lane, Side
 from ppsim.core.observations import Copies
 from ppsim.core.parts import build_rank

@@ -10,7 +10,7 @@ from ppsim.core.config import RankConfig
 from ppsim.core.messages import AbortReq, NewRequest
 from ppsim.core.parts import build_rank
 from ppsim.core.rank import Rank
-from ppsim.core.request import State
+from ppsim.core.schedule.request import State
 from ppsim.core.timeouts import expired, last_moment_ms
 from ppsim.core.tokens import pack
 

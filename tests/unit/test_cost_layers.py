@@ -15,8 +15,8 @@ from ppsim.cost.gpu import load_gpu
 from ppsim.cost.layer_report import LayerQuestion, layer_report, middle_chunk, partition_by_time
 from ppsim.cost.memory import model_capacity
 from ppsim.cost.roofline import RooflineCost
-from ppsim.plan.paper import makespan_s
 from ppsim.scenario import load_scenario
+from ppsim.studies.paper import makespan_s
 
 
 def printed(*words: str) -> tuple[int, str, str]:

@@ -9,11 +9,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ppsim.core.actions import Copy, FetchStored, LoadBack, WriteBack, WriteThrough
 from ppsim.core.errors import PoolError
-from ppsim.core.hicache import HiRadixCache, Operation
-from ppsim.core.node import Match, Node
+from ppsim.core.memory.hicache import HiRadixCache, Operation
+from ppsim.core.memory.node import Match, Node
+from ppsim.core.memory.pool import Pool
 from ppsim.core.observations import CopyKey
 from ppsim.core.policy import Policy
-from ppsim.core.pool import Pool
 from ppsim.core.tokens import pack
 from tests.interactions.naive_tiers import NaiveTiers, Tokens
 from tests.interactions.walk import nodes, ownership_problem

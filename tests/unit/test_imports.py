@@ -184,7 +184,7 @@ def test_every_import_keeps_to_the_table() -> None:
         ("world", "executor.stage", ()),
         ("fuzz", "ppsim.report.gantt", ()),
         ("report", "ppsim.world.simulate", ()),
-        ("report", "ppsim.core.scheduler", ("Scheduler",)),
+        ("report", "ppsim.core.schedule.scheduler", ("Scheduler",)),
         ("report", "ppsim", ("world",)),
         ("plugin", "ppsim.check.invariants", ("check_rule",)),
         ("plugin", "ppsim.fuzz.bugs", ()),

@@ -17,7 +17,7 @@ import pytest
 
 import ppsim
 from ppsim.api.keys import all_keys, full_key
-from ppsim.core.request import Request
+from ppsim.core.schedule.request import Request
 from ppsim.scenario.tree import Scenario
 from tests.unit.test_cli_process import imported
 

@@ -7,9 +7,17 @@ from pathlib import Path
 import pytest
 
 from ppsim.cost.published import Row
-from ppsim.plan.paper import SOURCES, PaperRuns, figure_of, fitted_efficiency, makespan_s, paper_scenario, paper_table
-from ppsim.plan.paper_page import markdown
 from ppsim.scenario import load_scenario
+from ppsim.studies.paper import (
+    SOURCES,
+    PaperRuns,
+    figure_of,
+    fitted_efficiency,
+    makespan_s,
+    paper_scenario,
+    paper_table,
+)
+from ppsim.studies.paper_page import markdown
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "results" / "paper.md"
 

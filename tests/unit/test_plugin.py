@@ -20,11 +20,11 @@ from ppsim.cli.entry import app
 from ppsim.core.config import RankConfig
 from ppsim.core.exchange import Exchange
 from ppsim.core.loop import Loop
+from ppsim.core.memory.prefix import RadixCache
 from ppsim.core.parts import build_rank
 from ppsim.core.policy import Policy
-from ppsim.core.prefix import RadixCache
 from ppsim.core.rank import Plan
-from ppsim.core.request import Request
+from ppsim.core.schedule.request import Request
 from ppsim.core.surroundings import Surroundings
 from ppsim.core.votes import Voting
 from ppsim.errors import UsageError
@@ -39,8 +39,8 @@ from ppsim.world import simulate
 IMPORTS = """import ppsim
 from ppsim.core.loop import Loop
 from ppsim.core.policy import Policy as Right
-from ppsim.core.prefix import RadixCache
-from ppsim.core.scheduler import Scheduler
+from ppsim.core.memory.prefix import RadixCache
+from ppsim.core.schedule.scheduler import Scheduler
 from ppsim.core.votes import Voting
 from ppsim.plugin import planted
 from ppsim.plugin.plans import behind, does, instead

@@ -14,10 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 from ppsim.cli.entry import app
-from ppsim.plan.questions import QUESTIONS, Runs
-from ppsim.plan.questions.asked import Answered
-from ppsim.plan.questions.text import markdown, section, terminal, to_dict
 from ppsim.scenario import load_scenario
+from ppsim.studies.questions import QUESTIONS, Runs
+from ppsim.studies.questions.asked import Answered
+from ppsim.studies.questions.text import markdown, section, terminal, to_dict
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "results" / "questions.md"

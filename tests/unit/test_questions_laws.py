@@ -9,11 +9,11 @@ import pytest
 
 from ppsim.cost.coefficients import Coefficients
 from ppsim.cost.plan import Pipeline, from_sizes, pack
-from ppsim.plan.questions import QUESTIONS, Runs
-from ppsim.plan.questions.asked import Figure, compare, holds, verdict_of
-from ppsim.plan.questions.layers import capacity
 from ppsim.plugin import load
 from ppsim.scenario import load_scenario
+from ppsim.studies.questions import QUESTIONS, Runs
+from ppsim.studies.questions.asked import Figure, compare, holds, verdict_of
+from ppsim.studies.questions.layers import capacity
 from ppsim.world import simulate
 
 RUNS = Runs()

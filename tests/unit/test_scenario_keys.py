@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from typer.testing import CliRunner
 
 from ppsim.core.agreed import Agreed, agree
-from ppsim.core.prefix import RadixCache
+from ppsim.core.memory.prefix import RadixCache
 from ppsim.core.rank import Rank
 from ppsim.errors import PpsimError
 from ppsim.recording.summary import summarize

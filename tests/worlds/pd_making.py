@@ -8,9 +8,9 @@ from typing import Any
 from ppsim.recording import Recording
 from ppsim.recording.writer import lines
 from ppsim.world import SimulationResult
-from ppsim.world.pd_rank import PipelineRank
-from ppsim.world.pd_rooms import Write
-from ppsim.world.pd_transfer import Transfers
+from ppsim.world.pair.ends import Write
+from ppsim.world.pair.rank import PipelineRank
+from ppsim.world.pair.transfers import Transfers
 from tests.worlds.making import UNIT, run
 
 MS = 1_000_000

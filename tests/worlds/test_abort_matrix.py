@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from ppsim.core.effects import Effects, Reply, reply
-from ppsim.core.journal import AbortFound
 from ppsim.core.loop import Loop
 from ppsim.core.messages import AbortReq
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.request import Request, State
-from ppsim.core.scheduler import Scheduler
+from ppsim.core.schedule.journal import AbortFound
+from ppsim.core.schedule.request import Request, State
+from ppsim.core.schedule.scheduler import Scheduler
 from ppsim.plugin.plans import before, behind
 from ppsim.recording import Recording
 from ppsim.world import SimulationResult

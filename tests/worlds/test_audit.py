@@ -13,13 +13,13 @@ import pytest
 
 from ppsim.check.lockstep import Lockstep
 from ppsim.core.agreed import agree
+from ppsim.core.disagg.prefill import PrefillRole
 from ppsim.core.effects import Harvest
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.loop import Loop
 from ppsim.core.messages import AbortReq, NewRequest, Shutdown
-from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.slots import Slot, SlotRing
+from ppsim.core.schedule.slots import Slot, SlotRing
 from ppsim.core.tokens import pack
 from ppsim.plugin import load
 from ppsim.plugin.plans import before, behind, does

@@ -18,7 +18,7 @@ from ppsim.core.outcome import Verdict
 from ppsim.core.parts import Change
 from ppsim.core.policy import Policy
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.request import Request
+from ppsim.core.schedule.request import Request
 from ppsim.plugin import load, planted
 from ppsim.plugin.plans import behind, does, instead, named
 from ppsim.plugin.right import without_bugs

@@ -14,7 +14,7 @@ from ppsim.core import phases
 from ppsim.core.agreed import Agreed, agree
 from ppsim.core.effects import Decision, Effects
 from ppsim.core.loop import Loop
-from ppsim.core.prefix import RadixCache
+from ppsim.core.memory.prefix import RadixCache
 from ppsim.core.rank import Phase, Plan, Rank
 from ppsim.recording import Recording, Verdict
 from tests.worlds.making import UNIT, changed, passed, requests, run

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from ppsim.core.consensus import Rids, unite
+from ppsim.core.disagg.ballots import RETRACT, view_retract
 from ppsim.core.effects import Effects
 from ppsim.core.loop import Loop
 from ppsim.core.messages import Verdict
-from ppsim.core.pd_phases import RETRACT, view_retract
 from ppsim.core.rank import Plan, Rank
 from ppsim.core.votes import Voting
 from ppsim.plugin.plans import behind, instead

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 
-from ppsim.core.hicache import Operation
 from ppsim.core.loop import Loop
+from ppsim.core.memory.hicache import Operation
 from ppsim.core.messages import Hidden, Kind, Lane, NewRequest, Output, Shutdown
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.request import Request
+from ppsim.core.schedule.request import Request
 from ppsim.core.tokens import pack
 from ppsim.plugin.plans import before, behind, does
 from ppsim.world import SimulationResult

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ppsim.core.hicache import HiRadixCache
+from ppsim.core.memory.hicache import HiRadixCache
 from ppsim.errors import ScenarioError
 from ppsim.plugin import all_bugs, load
 from ppsim.recording import PASS, Recording

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ppsim.core.pd_prefill import MAX_LOOKS
+from ppsim.core.disagg.prefill import MAX_LOOKS
 from ppsim.plugin import all_bugs, load
 from ppsim.recording import Recording
 from ppsim.scenario.load import load_scenario

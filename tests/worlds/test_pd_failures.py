@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ppsim.core.pd_decode import DecodeRole
-from ppsim.core.pd_prefill import PrefillRole
-from ppsim.core.request import Request, State
+from ppsim.core.disagg.decode import DecodeRole
+from ppsim.core.disagg.prefill import PrefillRole
+from ppsim.core.schedule.request import Request, State
 from ppsim.core.surroundings import Surroundings
 from ppsim.recording import Recording
 from ppsim.recording.shares import instants

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ppsim.world import SimulationResult
-from ppsim.world.pd_rank import Nap
+from ppsim.world.pair.rank import Nap
 from tests.worlds.pd_making import at, ended_at, ends, pair, passed_pair, prefill_of
 
 CASES: list[dict[str, Any]] = [

@@ -13,7 +13,7 @@ import pytest
 from ppsim.core.effects import Send
 from ppsim.core.messages import Lane, Meta
 from ppsim.core.policy import Policy
-from ppsim.core.request import Request
+from ppsim.core.schedule.request import Request
 from ppsim.recording.digest import digests_of
 from ppsim.recording.summary import summarize
 from ppsim.scenario.rank import local_capacity_tokens

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from ppsim.core.messages import AbortReq
 from ppsim.core.rank import Rank
-from ppsim.core.request import Request
-from ppsim.core.scheduler import Scheduler
+from ppsim.core.schedule.request import Request
+from ppsim.core.schedule.scheduler import Scheduler
 from ppsim.plugin import planted
 
 

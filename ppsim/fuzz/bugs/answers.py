@@ -8,9 +8,9 @@ from ppsim.core.effects import Effects
 from ppsim.core.loop import Loop
 from ppsim.core.messages import AbortReq
 from ppsim.core.rank import Phase, Plan, Rank
-from ppsim.core.request import State
-from ppsim.core.scheduler import Scheduler
-from ppsim.core.slots import LaunchedBatch
+from ppsim.core.schedule.request import State
+from ppsim.core.schedule.scheduler import Scheduler
+from ppsim.core.schedule.slots import LaunchedBatch
 from ppsim.plugin import planted
 from ppsim.plugin.plans import before, behind, does, instead, named
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ppsim.core.policy import Policy
-from ppsim.core.request import Request
-from ppsim.core.scheduler import Scheduler
-from ppsim.core.slots import Slot
+from ppsim.core.schedule.request import Request
+from ppsim.core.schedule.scheduler import Scheduler
+from ppsim.core.schedule.slots import Slot
 from ppsim.core.surroundings import Surroundings
 from ppsim.plugin import planted
 

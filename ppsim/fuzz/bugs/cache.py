@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ppsim.core.agreed import Agreed, agree
-from ppsim.core.node import Node
+from ppsim.core.memory.node import Node
+from ppsim.core.memory.prefix import RadixCache
 from ppsim.core.policy import Policy
-from ppsim.core.prefix import RadixCache
 from ppsim.core.rank import Rank
 from ppsim.plugin import planted
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 from ppsim.core.channels import Endpoint
 from ppsim.core.config import RankConfig
 from ppsim.core.consensus import KVPoll, Rids, unite
+from ppsim.core.disagg.decode import DecodeRole
 from ppsim.core.effects import Effect, Send
 from ppsim.core.loop import Loop
 from ppsim.core.messages import Side, Verdict
-from ppsim.core.pd_decode import DecodeRole
 from ppsim.core.policy import Policy
 from ppsim.core.rank import MakeScheduler, Plan, Rank
-from ppsim.core.request import Request, State
-from ppsim.core.scheduler import Scheduler
+from ppsim.core.schedule.request import Request, State
+from ppsim.core.schedule.scheduler import Scheduler
 from ppsim.core.surroundings import Surroundings
 from ppsim.core.votes import Voting
 from ppsim.plugin import planted

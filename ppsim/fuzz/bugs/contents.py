@@ -11,7 +11,7 @@ from ppsim.core.exchange import Exchange
 from ppsim.core.loop import Loop
 from ppsim.core.messages import Hidden
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.request import State
+from ppsim.core.schedule.request import State
 from ppsim.core.votes import Voting
 from ppsim.plugin import planted
 from ppsim.plugin.plans import before, does, edited

@@ -7,8 +7,8 @@ from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Act, Effects
 from ppsim.core.exchange import Exchange
-from ppsim.core.hicache import HiRadixCache, Operation
 from ppsim.core.loop import Loop
+from ppsim.core.memory.hicache import HiRadixCache, Operation
 from ppsim.core.rank import Phase, Plan, Rank
 from ppsim.core.votes import Voting
 from ppsim.fuzz.bugs.tiers import OwnTiers

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ppsim.core.admission import PrefillAdder
 from ppsim.core.config import RankConfig
-from ppsim.core.journal import Journal
-from ppsim.core.kv import KVCache
 from ppsim.core.loop import Loop
+from ppsim.core.memory.kv import KVCache
 from ppsim.core.policy import Policy
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.request import Request, State
-from ppsim.core.scheduler import Scheduler
-from ppsim.core.slots import Slot, SlotRing
+from ppsim.core.schedule.admission import PrefillAdder
+from ppsim.core.schedule.journal import Journal
+from ppsim.core.schedule.request import Request, State
+from ppsim.core.schedule.scheduler import Scheduler
+from ppsim.core.schedule.slots import Slot, SlotRing
 from ppsim.plugin import planted
 from ppsim.plugin.plans import before, behind, does
 

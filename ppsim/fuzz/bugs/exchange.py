@@ -8,7 +8,7 @@ from ppsim.core.exchange import Exchange
 from ppsim.core.loop import Loop
 from ppsim.core.messages import Kind, Lane, Message, Output
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.slots import LaunchedBatch
+from ppsim.core.schedule.slots import LaunchedBatch
 from ppsim.fuzz.bugs.communication import HiddenBeforeRelay
 from ppsim.plugin import planted
 from ppsim.plugin.plans import before

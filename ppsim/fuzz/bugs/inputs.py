@@ -14,7 +14,7 @@ from ppsim.core.loop import Loop
 from ppsim.core.messages import AbortReq, Input, Lane, Meta
 from ppsim.core.policy import Policy
 from ppsim.core.rank import MakeScheduler, Plan, Rank
-from ppsim.core.slots import Slot, SlotRing
+from ppsim.core.schedule.slots import Slot, SlotRing
 from ppsim.core.votes import Voting
 from ppsim.plugin import planted
 from ppsim.plugin.plans import before, does, instead, named

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
+from ppsim.core.disagg.decode import DecodeRole
+from ppsim.core.disagg.prefill import PrefillRole
 from ppsim.core.exchange import Exchange
 from ppsim.core.loop import Loop
-from ppsim.core.pd_decode import DecodeRole
-from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.request import State
+from ppsim.core.schedule.request import State
 from ppsim.core.votes import Voting
 from ppsim.plugin import planted
 from ppsim.plugin.plans import before, behind, does

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ppsim.core import pd_phases as pd
 from ppsim.core.consensus import Rids
+from ppsim.core.disagg import ballots as pd
 from ppsim.core.effects import Effects, Reply
 from ppsim.core.flush import FLUSHED
-from ppsim.core.journal import Flushed
 from ppsim.core.loop import Loop
 from ppsim.core.observations import Senders
 from ppsim.core.rank import Plan, Rank
+from ppsim.core.schedule.journal import Flushed
 from ppsim.core.votes import Ballot, Voting
 from ppsim.plugin import planted
 from ppsim.plugin.plans import does, instead

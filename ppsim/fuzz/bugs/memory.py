@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from ppsim.core.admission import PrefillAdder
-from ppsim.core.batch import Mode
 from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
+from ppsim.core.disagg.prefill import PrefillRole
 from ppsim.core.effects import Effects, drop
 from ppsim.core.exchange import Exchange
-from ppsim.core.journal import Flushed, Journal
-from ppsim.core.kv import KVCache
 from ppsim.core.loop import Loop
+from ppsim.core.memory.kv import KVCache
 from ppsim.core.messages import FlushCache
-from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.phases import commit_hidden
 from ppsim.core.policy import Policy
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.request import Request, State
-from ppsim.core.scheduler import Scheduler
-from ppsim.core.slots import SlotRing
+from ppsim.core.schedule.admission import PrefillAdder
+from ppsim.core.schedule.batch import Mode
+from ppsim.core.schedule.journal import Flushed, Journal
+from ppsim.core.schedule.request import Request, State
+from ppsim.core.schedule.scheduler import Scheduler
+from ppsim.core.schedule.slots import SlotRing
 from ppsim.core.votes import Voting
 from ppsim.plugin import planted
 from ppsim.plugin.plans import behind, does, instead

@@ -6,14 +6,14 @@ from ppsim.core.agreed import agree
 from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
 from ppsim.core.consensus import Rids
+from ppsim.core.disagg.ballots import TERMINAL, poll
+from ppsim.core.disagg.prefill import PrefillRole
 from ppsim.core.effects import Effects, observe
 from ppsim.core.exchange import Exchange
 from ppsim.core.leader import FAILED, READY
 from ppsim.core.loop import Loop, ballots_of
 from ppsim.core.messages import Lane, Side, Verdict
 from ppsim.core.observations import Grammars, Senders
-from ppsim.core.pd_phases import TERMINAL, poll
-from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.rank import Plan, Rank
 from ppsim.core.votes import Voting
 from ppsim.fuzz.bugs.consensus import OnlyTheFirstViewCounts

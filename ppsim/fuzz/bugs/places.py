@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ppsim.core.journal import ChunkParked, Ended
 from ppsim.core.loop import Loop
 from ppsim.core.rank import Plan, Rank
+from ppsim.core.schedule.journal import ChunkParked, Ended
 from ppsim.plugin import planted
 from ppsim.plugin.plans import behind, does
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
 from ppsim.core.exchange import Exchange
-from ppsim.core.kv import KVCache
 from ppsim.core.loop import Loop
-from ppsim.core.node import Match
-from ppsim.core.pool import Pool
-from ppsim.core.prefix import RadixCache
+from ppsim.core.memory.kv import KVCache
+from ppsim.core.memory.node import Match
+from ppsim.core.memory.pool import Pool
+from ppsim.core.memory.prefix import RadixCache
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.request import Request
+from ppsim.core.schedule.request import Request
 from ppsim.core.votes import Voting
 from ppsim.plugin import planted
 from ppsim.plugin.plans import before, does

@@ -9,9 +9,9 @@ from ppsim.core.loop import Loop
 from ppsim.core.phases import absorb_outputs, report_harvest
 from ppsim.core.policy import Policy
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.request import Request
-from ppsim.core.scheduler import Scheduler
-from ppsim.core.slots import LaunchedBatch
+from ppsim.core.schedule.request import Request
+from ppsim.core.schedule.scheduler import Scheduler
+from ppsim.core.schedule.slots import LaunchedBatch
 from ppsim.plugin import planted
 from ppsim.plugin.plans import before, behind, does, instead
 

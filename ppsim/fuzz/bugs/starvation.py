@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ppsim.core.admission import PrefillAdder
 from ppsim.core.consensus import Rids
+from ppsim.core.disagg.ballots import RELEASE, view_release
 from ppsim.core.effects import Effects, recv
 from ppsim.core.loop import Loop
 from ppsim.core.messages import Lane
-from ppsim.core.pd_phases import RELEASE, view_release
 from ppsim.core.policy import Policy
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.scheduler import Scheduler
-from ppsim.core.slots import Slot
+from ppsim.core.schedule.admission import PrefillAdder
+from ppsim.core.schedule.scheduler import Scheduler
+from ppsim.core.schedule.slots import Slot
 from ppsim.plugin import planted
 from ppsim.plugin.plans import before, instead
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from ppsim.core.agreed import Agreed, agree
 from ppsim.core.chain import Answer, Chain, Question
 from ppsim.core.effects import Effects, observe
-from ppsim.core.hicache import HiRadixCache
 from ppsim.core.loop import Loop
+from ppsim.core.memory.hicache import HiRadixCache
 from ppsim.core.observations import OwnHits
 from ppsim.core.rank import Plan, Rank
 from ppsim.core.tiers import TIERS, Counts, finished_here, take_in

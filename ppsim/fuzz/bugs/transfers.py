@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from ppsim.core.disagg.decode import DecodeRole
+from ppsim.core.disagg.prefill import PrefillRole
 from ppsim.core.loop import Loop
-from ppsim.core.pd_decode import DecodeRole
-from ppsim.core.pd_prefill import PrefillRole
 from ppsim.core.rank import Plan, Rank
-from ppsim.core.request import Request, State
+from ppsim.core.schedule.request import Request, State
 from ppsim.core.surroundings import Surroundings
 from ppsim.plugin import planted
 from ppsim.plugin.plans import behind, does

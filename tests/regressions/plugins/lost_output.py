@@ -1,9 +1,9 @@
 """The last rank has lost the send of decode outputs in a merge; the receive is still posted (vllm-omni #7393)."""
 
-from ppsim.core.batch import Mode
 from ppsim.core.exchange import Exchange
 from ppsim.core.messages import Output
 from ppsim.core.rank import Rank
+from ppsim.core.schedule.batch import Mode
 from ppsim.plugin import planted
 
 

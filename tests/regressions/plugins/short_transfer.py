@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from ppsim.core.agreed import Agreed
 from ppsim.core.consensus import Rids
-from ppsim.core.pd_prefill import PrefillRole
-from ppsim.core.request import State
+from ppsim.core.disagg.prefill import PrefillRole
+from ppsim.core.schedule.request import State
 from ppsim.plugin import planted
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ppsim.core import pd_phases as pd
 from ppsim.core.consensus import KVPoll, Rids
+from ppsim.core.disagg import ballots as pd
 from ppsim.core.effects import Effects
 from ppsim.core.rank import Rank
 from ppsim.core.surroundings import Surroundings

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from ppsim.core.effects import Harvest, Reply
 from ppsim.core.exchange import Exchange
-from ppsim.core.journal import Journal
 from ppsim.core.messages import Output
 from ppsim.core.rank import Rank
-from ppsim.core.scheduler import Scheduler
+from ppsim.core.schedule.journal import Journal
+from ppsim.core.schedule.scheduler import Scheduler
 from ppsim.plugin import planted
 
 

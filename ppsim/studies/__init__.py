@@ -1,0 +1,1 @@
+"""Published figures and open questions, each answered by runs: ``ppsim paper``, ``ppsim questions``."""

@@ -1,0 +1,1 @@
+"""Two servers in one world: their sides, what they know of a request, the transfers between them, their ranks."""
