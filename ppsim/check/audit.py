@@ -46,7 +46,7 @@ class Audit:
         self.metas: dict[tuple[int, int], list[int]] = {}
         self.verdicts: dict[tuple[int, int, str], int] = {}
         self.launched: dict[tuple[int, int], tuple[int, tuple[str, ...]]] = {}
-        self.page_claims = PageClaims(self)
+        self.page_claims = PageClaims(self.launched)
         self.one_place, self.tier_rules = OnePlace(), TierRules()
         self.reads, self.transfers, self.conclusions = LaunchReads(tell), TransferRules(), Conclusions(tell)
         self.free_after: dict[int, tuple[int, int]] = {}

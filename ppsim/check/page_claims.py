@@ -10,12 +10,11 @@ its list of pages only grows, a later launch claims what has been added and move
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from ppsim.check.audit import Audit
-    from ppsim.check.observers import Seat
+from ppsim.check.observers import Seat
+from ppsim.check.rules import fail
 
 
 @dataclass(slots=True, eq=False)
@@ -32,8 +31,8 @@ class Claim:
 class PageClaims:
     """Who has used each page of each rank."""
 
-    def __init__(self, audit: Audit) -> None:
-        self.audit = audit
+    def __init__(self, launched: Mapping[tuple[int, int], tuple[int, tuple[str, ...]]]) -> None:
+        self.launched = launched  # (rank, slot) -> launch iteration and requests of the batch in it
         self.claims: dict[tuple[int, str], Claim] = {}  # (rank, rid) -> its present life
         self.holders: dict[int, dict[int, tuple[Claim, ...]]] = {}  # rank -> page -> who has claimed it
 
@@ -54,7 +53,7 @@ class PageClaims:
                 before, after = found, (*(c for c in others if c in busy or self._lives(r, c)), claim)
             if guilty is not None and found and pool.refs(page) == 1:
                 text = f"page {page} goes to {rid} while {guilty.rid} of iteration {guilty.iteration} uses it"
-                self.audit.fail("INV-64", r, text)
+                fail("INV-64", r, "", text)
             holders[page] = after if found else mine
         claim.pages += new
         claim.iteration = iteration
@@ -85,7 +84,7 @@ class PageClaims:
     def _in_flight(self, r: Seat, claim: Claim) -> bool:
         """Whether the launch that a claim is of has not been harvested."""
         slot = claim.iteration % len(r.rank.scheduler.slots)
-        launched = self.audit.launched.get((r.rank_id, slot))
+        launched = self.launched.get((r.rank_id, slot))
         return launched is not None and launched[0] == claim.iteration and claim.rid in launched[1]
 
     def _lives(self, r: Seat, claim: Claim) -> bool:

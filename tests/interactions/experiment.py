@@ -261,7 +261,7 @@ def arrivals(dice: Dice, kind: Kind) -> tuple[Arrival, ...]:
     return tuple(out)
 
 
-# Limits against starvation (fairness.py). The naive scheduler does not know them: they are drawn where only the outcome of
+# Limits against starvation (fairness.py). The naive scheduler does not know them: drawn where only the outcome of
 # a run is looked at.
 TURNS = st.fixed_dictionaries(
     {"max_consecutive_prefills": st.sampled_from([0, 1, 3]), "max_consecutive_chunks": st.sampled_from([0, 1, 2])}

@@ -1,6 +1,6 @@
 """A radix cache without a radix tree: a flat list of spans, every question answered by looking at all of them.
 
-Written from protocol.md 4.10 and the decisions of docs/decisions only; it shares no code with ``core/memory/prefix.py``.
+Written from protocol.md 4.10 and docs/decisions only; no code is shared with ``core/memory/prefix.py``.
 A span is (start, path): the tokens [start, len(path)) of the sequence ``path``. It stands for one node of the tree.
 What a node's parent, children, leaf state or lock count is, is searched for each time it is asked.
 """

@@ -1,6 +1,6 @@
 """A second scheduler, written naively from the text of protocol.md 4.1 to 4.10 and the rules of docs/batches.md.
 
-It exists to disagree with ``core/schedule/scheduler.py``. It shares no code with the scheduler, the admission budgets, the
+It exists to disagree with ``core/schedule/scheduler.py``. It has no code of the scheduler, the admission budgets, the
 KV bookkeeping or the radix cache: requests are dictionaries of plain values, the cache is a list of spans, and every
 total is added up anew from what is there. Each function carries the number of the section that it follows, and
 "rule N" where SGLang's own scheduler was measured to do something else or more exact than the text; what it then does

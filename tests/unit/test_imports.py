@@ -62,6 +62,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"core", "cost", "scenario", "workload", "recording", "sglang", "world"},
         {"numpy"},
     ),
+    "studies": ({"core", "cost", "scenario", "workload", "recording", "sglang", "world"}, {"numpy"}),
     "report": ({"core", "cost", "recording"}, {"numpy", "matplotlib"}),
     "api": (
         {
@@ -229,3 +230,68 @@ def test_only_the_command_line_prints_exits_or_configures_logging() -> None:
             ):
                 found.append(f"{path.relative_to(ROOT)}:{node.lineno}: {ast.unparse(node.func)}")
     assert not found, "\n".join(found)
+
+
+# --- no circles ------------------------------------------------------------------------------------------------------
+
+
+def test_no_module_imports_itself_by_way_of_others() -> None:
+    """Imports for types count too; those inside functions do not, as they wait until everything is there."""
+    modules = {name_of(path): path for path in sources("ppsim", "executor")}
+    graph = {name: sorted(top_level(name, path, modules)) for name, path in modules.items() if name != "ppsim"}
+    assert [] == circles(graph)
+
+
+def test_a_circle_is_seen() -> None:
+    graph = {"a": ["b"], "b": ["c"], "c": ["b"], "d": ["a"]}
+    assert circles(graph) == [["b", "c"]]
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def top_level(name: str, path: Path, modules: dict[str, Path]) -> set[str]:
+    """Modules of the project that a file imports outside of its functions; the lazy ``ppsim`` itself is left out."""
+    found: set[str] = set()
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    while waiting:
+        for node in ast.iter_child_nodes(waiting.pop()):
+            if isinstance(node, ast.FunctionDef):
+                continue
+            waiting.append(node)
+            if isinstance(node, ast.Import):
+                found.update(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom):
+                found.update(f"{node.module}.{alias.name}" for alias in node.names)
+                found.add(str(node.module))
+    return {module for module in found & set(modules) if module not in (name, "ppsim")}
+
+
+def circles(graph: dict[str, list[str]]) -> list[list[str]]:
+    """Sets of modules each of which can be reached from itself: strongly connected ones (Tarjan, 1972)."""
+    number: dict[str, int] = {}
+    lowest: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[list[str]] = []
+
+    def visit(module: str) -> None:
+        number[module] = lowest[module] = len(number)
+        stack.append(module)
+        for other in graph.get(module, ()):
+            if other not in number:
+                visit(other)
+                lowest[module] = min(lowest[module], lowest[other])
+            elif other in stack:
+                lowest[module] = min(lowest[module], number[other])
+        if lowest[module] == number[module]:
+            ring = stack[stack.index(module) :]
+            del stack[stack.index(module) :]
+            if len(ring) > 1:
+                found.append(sorted(ring))
+
+    for module in graph:
+        if module not in number:
+            visit(module)
+    return found
