@@ -106,7 +106,7 @@ def test_a_short_run_shows_no_bar_even_on_a_terminal(tmp_path: Path) -> None:
     done = subprocess.run(command("run", "unit"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, timeout=60)
     os.close(theirs)
     assert done.returncode == 0
-    assert os.read(ours, 4096) == b"saved runs/unit-0-1\r\n"
+    assert os.read(ours, 4096) == b"saved runs/unit-0-1\r\nas expected: verdict pass, 7 figures\r\n"
     os.close(ours)
 
 
