@@ -39,19 +39,20 @@ class PageClaims:
     def claim(self, r: Seat, rid: str, pages: list[int], iteration: int) -> None:
         """A launch uses these pages. Raises InvariantViolation for one that another request in flight still uses."""
         claim = self._present(r, rid, pages, iteration)
-        holders, pool = self.holders.setdefault(r.rank_id, {}), r.rank.scheduler.kv.pool
+        holders, num_holders = self.holders.setdefault(r.rank_id, {}), r.rank.scheduler.kv.pool.refs
+        held_by = holders.get
         new = pages[len(claim.pages) :]
         mine: tuple[Claim, ...] = (claim,)
         before: tuple[Claim, ...] = ()  # neighbouring pages have the same holders: look at these once
         after, guilty = mine, None
         for page in new:
-            found = holders.get(page, ())
+            found = held_by(page, ())
             if found is not before:
                 others = [c for c in found if c is not claim]
                 busy = [c for c in others if self._in_flight(r, c)]
                 guilty = next((c for c in busy if c.rid != rid), None)
                 before, after = found, (*(c for c in others if c in busy or self._lives(r, c)), claim)
-            if guilty is not None and found and pool.refs(page) == 1:
+            if guilty is not None and found and num_holders(page) == 1:
                 text = f"page {page} goes to {rid} while {guilty.rid} of iteration {guilty.iteration} uses it"
                 fail("INV-64", r, "", text)
             holders[page] = after if found else mine

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from ppsim.check.observers import Seat
 from ppsim.check.page_claims import common_length
@@ -53,7 +54,7 @@ class Pages:
     num_swaps: int = 0
 
     def write(self, pages: list[int], first: int, writer: Writer) -> None:
-        self.held.update(dict.fromkeys(pages, writer))
+        self.held.update(zip(pages, repeat(writer)))
         self.places.update(zip(pages, range(first, first + len(pages))))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
@@ -102,8 +103,8 @@ def test_a_request_that_never_moves_is_a_liveness_failure_once_faults_have_stopp
     class Starves(Policy):
         """Nobody is admitted any more after the first."""
 
-        def admission_order(self, waiting: list[Request]) -> list[Request]:
-            return [] if any(r.rid != "R0" for r in waiting) else waiting
+        def may_prefill(self, running: Sequence[Request], waiting: Sequence[Request], free_tokens: int) -> bool:
+            return not any(r.rid != "R0" for r in waiting)
 
     kinds = set()
     for experiment in experiments_of("plain", 10):

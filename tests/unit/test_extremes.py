@@ -67,7 +67,8 @@ def field_of(key: str) -> Any:
     return field.annotation
 
 
-NUMERIC = sorted(key for key in KEYS if is_numeric(field_of(key)))
+# What [expect] says steers no run and lies under names of the user's own: test_expect.py has its bad values.
+NUMERIC = sorted(key for key in KEYS if is_numeric(field_of(key)) and not key.startswith("expect."))
 
 
 def without_none(value: Any) -> Any:
