@@ -14,8 +14,8 @@ from ppsim.errors import ScenarioError
 from ppsim.plan.candidate import Candidate, Split, with_candidate
 from ppsim.scenario.gpu import memory_gb
 from ppsim.scenario.layers import known_shape, num_heads, num_layers
-from ppsim.scenario.rank import key_capacity, kv_bytes_per_token_and_layer, stage_weight_bytes, state_pool
-from ppsim.scenario.stagecost import stage_cost
+from ppsim.scenario.rank import given_pool, key_capacity, stage_weight_bytes, state_pool
+from ppsim.scenario.stagecost import kv_bytes_per_token, stage_cost
 from ppsim.scenario.tree import Scenario
 
 
@@ -94,9 +94,7 @@ def capacity_of(s: Scenario, split: Split, partition: tuple[int, ...]) -> Capaci
         return found
     usable = memory_gb(s) * s.gpu.mem_fraction_static * GB
     weights = [float(stage_weight_bytes(here, stage) // split.tp_size) for stage in range(split.pp_size)]
-    per_layer = kv_bytes_per_token_and_layer(s)
-    kv = [float(max(1, round(per_layer * n) // split.tp_size)) for n in partition]
-    return capacities([usable] * split.pp_size, weights, kv, partition)
+    return capacities([usable] * split.pp_size, weights, kv_bytes_per_token(here), partition)
 
 
 def roomiest(s: Scenario, split: Split) -> tuple[int, ...] | None:
@@ -114,5 +112,5 @@ def roomiest(s: Scenario, split: Split) -> tuple[int, ...] | None:
 def pool_tokens(s: Scenario, split: Split, partition: tuple[int, ...]) -> int:
     """Tokens that the pipeline holds: what the memory leaves, or less if the scenario says so."""
     room = capacity_of(s, split, partition).num_tokens
-    given = s.scheduler.max_total_tokens
-    return min(room, given) if isinstance(given, int) else room
+    given = given_pool(s)
+    return room if given is None else min(room, given)

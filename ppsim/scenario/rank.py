@@ -104,9 +104,7 @@ def local_capacity_tokens(s: Scenario, pp_rank: int) -> int:
         return tokens if tokens < NO_LIMIT else unlimited_tokens(s)
     budget = round(memory_gb(s) * s.gpu.mem_fraction_static * GB)
     weights = stage_weight_bytes(s, pp_rank) // s.cluster.tp_size
-    layers = partition_of(s)[pp_rank]
-    per_token = max(1, round(kv_bytes_per_token_and_layer(s) * layers) // s.cluster.tp_size)
-    tokens = (budget - weights) // per_token
+    tokens = int((budget - weights) / kv_bytes_per_token(s)[pp_rank])
     need = least_tokens(s)
     if tokens < need:
         raise ScenarioError(
@@ -116,6 +114,12 @@ def local_capacity_tokens(s: Scenario, pp_rank: int) -> int:
             "more memory, more stages, or a higher tp_size",
         )
     return tokens
+
+
+def given_pool(s: Scenario) -> int | None:
+    """Tokens of the pool that the scenario gives by hand: all ranks have the smallest. None: the memory says it."""
+    given = s.scheduler.max_total_tokens
+    return min(given) if isinstance(given, tuple) else given
 
 
 def least_tokens(s: Scenario) -> int:
@@ -147,9 +151,7 @@ def kv_bytes_per_token_and_layer(s: Scenario) -> float:
 
 def kv_bytes_of_tokens(s: Scenario, pp_rank: int, num_tokens: int) -> int:
     """Keys and values of so many tokens in the layers of a stage, on one of its tensor-parallel ranks."""
-    if s.model.key is not None:
-        return int(num_tokens * kv_bytes_per_token(s)[pp_rank])
-    return int(num_tokens * partition_of(s)[pp_rank] * kv_bytes_per_token_and_layer(s) // s.cluster.tp_size)
+    return int(num_tokens * kv_bytes_per_token(s)[pp_rank])
 
 
 def key_capacity(s: Scenario) -> Capacity | None:
