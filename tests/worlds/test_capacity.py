@@ -131,12 +131,15 @@ def test_tied_embeddings_are_held_twice_only_where_first_and_last_stage_differ()
 
 
 def test_weights_larger_than_the_memory_are_refused_before_the_run() -> None:
-    with pytest.raises(ScenarioError, match=r"gpu\.memory_gb: stage 0 has 13\.60 GB for weights of 16\.06 GB"):
+    need = r"16\.06 GB of weights and 0\.54 GB of cache for 4096 tokens, 13\.60 GB are usable"
+    with pytest.raises(ScenarioError, match=rf"gpu\.memory_gb: stage 0 lacks 3\.00 GB: 32 layers need {need}"):
         run({**LLAMA_8B, "cluster.pp_size": 1, "gpu.memory_gb": 16.0})
 
 
 def test_memory_for_less_than_one_chunk_is_refused() -> None:
     enough = (16 * LAYER_BYTES + TABLE_BYTES + 4096 * 16 * KV_BYTES_PER_LAYER) / 0.85 / GB
     run({**LLAMA_8B, "gpu.memory_gb": enough + 0.001})
-    with pytest.raises(ScenarioError, match="less than one chunk or page"):
+    with pytest.raises(
+        ScenarioError, match=r"16 layers need 8\.03 GB of weights and 0\.27 GB of cache for 4096 tokens"
+    ):
         run({**LLAMA_8B, "gpu.memory_gb": enough - 0.001})
