@@ -172,7 +172,8 @@ class _Loop:
             ready = self.end[k, batch] if k == self.last else self.output_at[k, batch]
             self.output_meta[k, batch] = now
             left = np.maximum(np.maximum(ready, now), self.wire[k])
-            self.wire[k] = self.output_sent[k, batch] = left + (self.cost.output_transfer if self.last else 0.0)
+            self.output_sent[k, batch] = left + (self.cost.output_transfer if self.last else 0.0)
+            self.wire[k] = self._later(batch, self.wire[k], self.output_sent[k, batch])
         return now
 
     def _receive_output(self, k: int, i: int, now: Floats) -> Floats:
@@ -204,5 +205,6 @@ class _Loop:
             return
         self.meta_sent[k, i] = now
         left = np.maximum(np.maximum(self.end[k, i], now), self.wire[k])
-        self.wire[k] = self.hidden_sent[k, i] = left + self.transfer[..., i]
+        self.hidden_sent[k, i] = left + self.transfer[..., i]
+        self.wire[k] = self._later(i, self.wire[k], self.hidden_sent[k, i])
         self.hidden_at[k, i] = self.hidden_sent[k, i] + self.latency
