@@ -77,8 +77,8 @@ def slot_loop(
 
     def flat(value: npt.ArrayLike) -> float | Floats:
         """Of each configuration, side by side."""
-        found = np.asarray(value, dtype=np.float64)
-        return np.broadcast_to(found, lead).reshape(-1) if found.ndim else float(found)
+        found = number(value)
+        return found if isinstance(found, float) else np.broadcast_to(found, lead).reshape(-1)
 
     real = np.broadcast_to(np.asarray(chunks if num_chunks is None else num_chunks), lead).reshape(-1)
     hidden = np.broadcast_to(np.asarray(transfer, dtype=np.float64), work.shape[:-1]).reshape(len(real), chunks).T
@@ -97,6 +97,12 @@ def slot_loop(
         if wave >= ring.num_slots - 1:
             harvested[wave - ring.num_slots + 1] = now
     return harvested.T.reshape(*lead, chunks)
+
+
+def number(value: npt.ArrayLike) -> float | Floats:
+    """As a number if it is one, else as an array."""
+    found = np.asarray(value, dtype=np.float64)
+    return found if found.ndim else float(found)
 
 
 def wait(there: Bools, now: Floats, awaited: Floats) -> None:
@@ -120,8 +126,9 @@ class RingWaves:
         self.num_stages, self.depth, self.cost = num_stages, depth, cost
         self.num_slots, self.last = num_stages + depth, num_stages - 1
         alone, n = num_stages == 1, num_configs
-        self.schedule, self.process = cost.schedule, cost.process
-        self.latency, self.control = (0.0, 0.0) if alone else (cost.latency, cost.control_latency)
+        self.schedule, self.process = number(cost.schedule), number(cost.process)
+        self.latency = 0.0 if alone else number(cost.latency)
+        self.control = 0.0 if alone else number(cost.control_latency)
         self.pays_schedule, self.pays_process = bool(np.any(self.schedule)), bool(np.any(self.process))
         self.pays_bytes = pays_bytes and not alone
         # clocks of a rank, and what it left for others in its latest visit
@@ -145,8 +152,8 @@ class RingWaves:
         for name in BY_CONFIG:
             setattr(self, name, getattr(self, name)[..., index])
         for name in HOST_AND_LINK:
-            value = np.asarray(getattr(self, name))
-            if value.ndim:
+            value = getattr(self, name)
+            if not isinstance(value, float):
                 setattr(self, name, value[index])
 
     def launch_nothing(self) -> None:
