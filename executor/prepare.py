@@ -16,8 +16,8 @@ from ppsim.errors import ScenarioError, UsageError
 from ppsim.recording import Recording
 from ppsim.scenario import Scenario
 from ppsim.scenario.check import check_scenario
-from ppsim.scenario.layers import known_shape, partition_of
-from ppsim.scenario.rank import kv_bytes_per_token_and_layer, local_capacity_tokens, stage_weight_bytes
+from ppsim.scenario.layers import known_shape, kv_bytes_per_token_and_layer, partition_of
+from ppsim.scenario.rank import local_capacity_tokens, stage_weight_bytes
 from ppsim.scenario.tree import Chance, Model
 from ppsim.scenario.warn import start_warnings, without_effect
 from ppsim.workload import Arrival, Workload, build_workload

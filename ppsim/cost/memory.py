@@ -2,6 +2,9 @@
 
     tokens(stage) = (memory * fraction - weights(stage)) / (KV bytes of one token in the layers of the stage)
 
+This is the one place that computes it: a scenario's pool (``ppsim.scenario.rank.gpu_capacity``), the tuner, the
+comparison, the layer reports and the questions all ask here, and the host tier divides with ``tokens_in``.
+
 All stages hold the same requests, so the pipeline holds as many tokens as its smallest stage. That is not the stage
 with the least free memory but the one with the least free memory *per layer* (bugs.md B111), and it is often an end
 stage: the embedding burdens the first, the head the last (bugs.md B109).
@@ -53,9 +56,7 @@ class StageMemory:
 
     @property
     def num_tokens(self) -> int:
-        if self.free_bytes <= 0:
-            return 0
-        return int(self.free_bytes / self.kv_bytes_per_token) if self.kv_bytes_per_token else NO_LIMIT
+        return tokens_in(self.free_bytes, self.kv_bytes_per_token)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,19 @@ class Capacity:
         return self
 
 
+def tokens_in(room_bytes: float, bytes_per_token: float) -> int:
+    """Tokens that so much memory holds; 0 where nothing is left, NO_LIMIT where a token takes none."""
+    if room_bytes <= 0:
+        return 0
+    return int(room_bytes / bytes_per_token) if bytes_per_token else NO_LIMIT
+
+
+def usable_bytes(gpu: Gpu | float, mem_fraction: float, reserved_gb: float = 0.0) -> float:
+    """Memory of one GPU for weights, states and cache, in whole bytes: what a product of floats leaves behind the point
+    must not cost a token."""
+    return float(round(memory_of(gpu) * GB * mem_fraction - reserved_gb * GB))
+
+
 def capacities(
     usable: Sequence[float], weights: Sequence[float], kv_per_token: Sequence[float], layers: Sequence[int]
 ) -> Capacity:
@@ -122,7 +136,7 @@ def model_capacity(
     an MLA latent not at all."""
     shape.check_tp(tp_size)
     check_partition(partition, shape.num_layers, len(partition))
-    usable = memory_of(gpu) * GB * mem_fraction - reserved_gb * GB
+    usable = usable_bytes(gpu, mem_fraction, reserved_gb)
     stages, first = [], 0
     for stage, n in enumerate(partition):
         span = (first, first + n)
@@ -201,7 +215,7 @@ def best_partition(
 ) -> tuple[int, ...]:
     """The split whose limiting stage holds most tokens. Raises ScenarioError if no split fits."""
     head = 0.0 if _tied_copy(shape, pp_size - 1) else shape.embedding_bytes
-    usable = memory_of(gpu) * GB * mem_fraction - reserved_gb * GB
+    usable = usable_bytes(gpu, mem_fraction, reserved_gb)
     layers = range(shape.num_layers)
     split = partition_by_memory(
         usable,

@@ -2,7 +2,12 @@
 
     free    finish[c][k] = max(finish[c][k-1] + link, finish[c-1][k]) + t[c][k]
     window  the same, and stage 0 starts chunk c only when chunk c - W has come back from the last stage, W = P + depth
-SGLang's loop itself, step by step, is ``ppsim.cost.slot_loop``.
+
+SGLang's loop itself, step by step, is ``ppsim.cost.slot_loop``. It does not make these two superfluous: in the loop a
+first rank waits for request lists, commits and the relay of outputs round the ring even if they cost nothing, so none
+of its settings starts a chunk as soon as chunk and stage are free. ``free`` is the lower bound that has a closed form
+and judges planners; ``window`` may have another number of slots in each configuration, which the loop, whose slots
+decide in which iteration who meets whom, cannot.
 
 ``free`` is right for the TTFT of one prompt (within 0.2 %) and far too good for back-to-back requests (up to 36 %): the
 slot window sets the efficiency, not (P-1)/(P-1+M) (published.md E2). Identical stages have the closed form

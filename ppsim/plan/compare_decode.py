@@ -90,6 +90,7 @@ def standing(
     asked = field_.decode_asked
     itl_s = steady_itl_s(field_, split, gb_per_s)
     rate = asked.concurrency / itl_s
+    # How many could be held, states by SGLang's ratio; the served scenario has a slot for each of the concurrency.
     room = model_capacity(field_.shape, field_.gpu, field_.partition(split), split.tp_size, MEM_FRACTION)
     num_fit = room.num_requests(field_.q.prompt + asked.output)
     served, why_not = None, ""

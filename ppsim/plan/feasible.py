@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ppsim.cost.memory import GB, Capacity, best_partition, capacities
+from ppsim.cost.memory import Capacity, best_partition
 from ppsim.cost.partition import check_partition, even_partition
 from ppsim.errors import ScenarioError
 from ppsim.plan.candidate import Candidate, Split, with_candidate
 from ppsim.scenario.gpu import memory_gb
 from ppsim.scenario.layers import known_shape, num_heads, num_layers
-from ppsim.scenario.rank import key_capacity, kv_bytes_per_token_and_layer, stage_weight_bytes, state_pool
+from ppsim.scenario.rank import given_pool, gpu_capacity, held_tokens, state_pool
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
 
@@ -88,15 +88,7 @@ def check_free_lunch(s: Scenario, split: Split) -> None:
 
 def capacity_of(s: Scenario, split: Split, partition: tuple[int, ...]) -> Capacity:
     """Memory of one GPU of each stage."""
-    here = placed(s, split, partition)
-    found = key_capacity(here)
-    if found is not None:
-        return found
-    usable = memory_gb(s) * s.gpu.mem_fraction_static * GB
-    weights = [float(stage_weight_bytes(here, stage) // split.tp_size) for stage in range(split.pp_size)]
-    per_layer = kv_bytes_per_token_and_layer(s)
-    kv = [float(max(1, round(per_layer * n) // split.tp_size)) for n in partition]
-    return capacities([usable] * split.pp_size, weights, kv, partition)
+    return gpu_capacity(placed(s, split, partition))
 
 
 def roomiest(s: Scenario, split: Split) -> tuple[int, ...] | None:
@@ -113,6 +105,6 @@ def roomiest(s: Scenario, split: Split) -> tuple[int, ...] | None:
 
 def pool_tokens(s: Scenario, split: Split, partition: tuple[int, ...]) -> int:
     """Tokens that the pipeline holds: what the memory leaves, or less if the scenario says so."""
-    room = capacity_of(s, split, partition).num_tokens
-    given = s.scheduler.max_total_tokens
-    return min(room, given) if isinstance(given, int) else room
+    room = min(held_tokens(s, capacity_of(s, split, partition)))
+    given = given_pool(s)
+    return room if given is None else min(room, given)

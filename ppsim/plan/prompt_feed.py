@@ -4,6 +4,11 @@ The rules of ``core/schedule`` (admission.py, scheduler.py) for prompts that nee
 prefix: a prompt that is being cut goes on, what is left of the chunk goes to the next prompts in order of arrival, one
 of them may be cut, and nothing is admitted that the pool cannot hold to its end. Decode batches never come up.
 
+The scheduler itself is Python objects for each request of each configuration: far too slow here, so it cannot
+be asked here. What a prompt needs and what it takes off the budgets are the functions of ``core/admission.py``; that
+the order of looks at them is the scheduler's is held by a property test against the scheduler itself
+(tests/unit/test_prompt_feed.py).
+
 So no slot ever has a decode set, and ``batch_is_full`` matters in one case: who waits does not fit and nothing is
 launched. Then the slot is closed (``RankConfig.reopen_empty_slots``) until the chunk of a prompt passes through it;
 behind any other batch the merge drops the prompts that have ended, and the flag falls.
@@ -16,6 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from ppsim.core.schedule.admission import need_to_admit, tokens_set_aside
 from ppsim.plan.array_cost import ArrayCost
 from ppsim.plan.chunk_rule import ChunkRule
 
@@ -161,7 +167,7 @@ class _Filling:
             return False
         self.rem_input = limits.max_prefill_tokens - paged
         ends = self.goes_on & (feed.rest == 0.0)
-        self.used = paged + self.goes_on * limits.page_size + ends * ONE_OUTPUT_TOKEN
+        self.used = tokens_set_aside(paged, ends * ONE_OUTPUT_TOKEN, self.goes_on * limits.page_size)
         self.room = limits.pool_tokens - feed.held_tokens + self.held_here()
         self.free_rows = limits.max_rows - feed.held_rows - self.goes_on * limits.chunk_counts_as_row
         return True
@@ -180,7 +186,7 @@ class _Filling:
         waits = self.open & (feed.arrivals_ns[index] <= now_ns)
         tries = waits & (self.num_pieces < limits.max_pieces) & (self.free_rows > 0.0)
         new = feed.lengths[index]
-        tries &= new + ONE_OUTPUT_TOKEN + limits.page_size < self.room - self.used
+        tries &= need_to_admit(new, ONE_OUTPUT_TOKEN, limits.page_size) < self.room - self.used
         is_left = waits & ~tries & (self.num_pieces == 0.0)
         if is_left.any():
             self.closes = is_left
@@ -210,7 +216,7 @@ class _Filling:
         self.free_rows -= on
         self.rem_chunk = self.rem_chunk - paged
         self.rem_input = self.rem_input - paged
-        self.used = self.used + paged + on * (page + ONE_OUTPUT_TOKEN * (rest == 0.0))
+        self.used = self.used + tokens_set_aside(paged, on * ONE_OUTPUT_TOKEN * (rest == 0.0), on * page)
 
     def _add(
         self, on: Bools, prefix: Floats, take: Floats, is_first: Bools, arrived_ns: Floats, length: Floats

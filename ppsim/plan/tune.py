@@ -15,6 +15,7 @@ from ppsim.plan.rerun import rerun
 from ppsim.plan.search import Progress, Search
 from ppsim.plan.tuning import Judged, Row, Tuning, score_of
 from ppsim.scenario.layers import known_shape
+from ppsim.scenario.rank import given_pool
 from ppsim.scenario.tree import MAX_TOKENS, Scenario
 from ppsim.scenario.warn import MADE_UP, assumed_workload, default_costs, named_model
 from ppsim.sglang.edit import edited
@@ -109,9 +110,9 @@ def simulated(search: Search, row: Row) -> Figures:
 
 def tuned_scenario(s: Scenario, candidate: Candidate) -> Scenario:
     """The scenario in a configuration, its workload kept. A pool that was set by hand stays if the memory holds it."""
-    given = s.scheduler.max_total_tokens
+    given = given_pool(s)
     room = pool_tokens(s, candidate.split, candidate.layer_partition)
-    return with_candidate(s, candidate, given if isinstance(given, int) and given <= room else None)
+    return with_candidate(s, candidate, given if given is not None and given <= room else None)
 
 
 def launch_line(s: Scenario, candidate: Candidate) -> tuple[str, list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil
 
+from ppsim.cost.memory import tokens_in
 from ppsim.errors import ScenarioError
 from ppsim.scenario.stagecost import kv_bytes_per_token
 from ppsim.scenario.tree import Scenario
@@ -19,7 +20,7 @@ def local_host_tokens(s: Scenario, pp_rank: int) -> int:
     if h.host_tokens is not None:
         return h.host_tokens[pp_rank] if isinstance(h.host_tokens, tuple) else h.host_tokens
     room_gb = h.host_gb[pp_rank] if isinstance(h.host_gb, tuple) else h.host_gb or 0.0
-    return round(room_gb * GB) // token_kv_bytes(s, pp_rank)
+    return tokens_in(round(room_gb * GB), token_kv_bytes(s, pp_rank))
 
 
 def token_kv_bytes(s: Scenario, pp_rank: int) -> int:

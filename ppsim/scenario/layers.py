@@ -68,3 +68,8 @@ def kv_element_bytes(s: Scenario) -> float:
     """Bytes of an element of the cache of a model that is given by its fields."""
     m = s.model
     return float(m.dtype_bytes) if m.kv_cache_dtype == "auto" else type_bytes("model.kv_cache_dtype", m.kv_cache_dtype)
+
+
+def kv_bytes_per_token_and_layer(s: Scenario) -> float:
+    """Keys and values of one token in one layer of such a model, all heads."""
+    return 2 * s.model.num_key_value_heads * s.model.head_dim * kv_element_bytes(s)

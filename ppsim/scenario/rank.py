@@ -5,11 +5,11 @@ from __future__ import annotations
 from fractions import Fraction
 
 from ppsim.core.config import RankConfig
-from ppsim.cost.memory import NO_LIMIT, SLOTS_PER_RUNNING, Capacity, StatePool, model_capacity
+from ppsim.cost.memory import NO_LIMIT, SLOTS_PER_RUNNING, Capacity, StatePool, capacities, model_capacity, usable_bytes
 from ppsim.errors import ScenarioError
 from ppsim.scenario.chunks import chunk_table, first_chunk
 from ppsim.scenario.gpu import memory_gb
-from ppsim.scenario.layers import known_shape, kv_element_bytes, partition_of
+from ppsim.scenario.layers import known_shape, partition_of
 from ppsim.scenario.stagecost import kv_bytes_per_token
 from ppsim.scenario.tree import Scenario, Scheduler
 
@@ -17,7 +17,6 @@ INIT_NEW_TOKEN_RATIO = Fraction(7, 10)  # SGLANG_INIT_NEW_TOKEN_RATIO
 MIN_NEW_TOKEN_RATIO_FACTOR = Fraction(14, 100)  # SGLANG_MIN_NEW_TOKEN_RATIO_FACTOR
 DECAY_STEPS = 600  # SGLANG_NEW_TOKEN_RATIO_DECAY_STEPS
 RETRACT_DECODE_STEPS = 20  # SGLANG_RETRACT_DECODE_STEPS
-GB = 10**9
 
 
 def rank_config(s: Scenario, pp_rank: int, tp_rank: int = 0) -> RankConfig:
@@ -98,24 +97,20 @@ def local_capacity_tokens(s: Scenario, pp_rank: int) -> int:
         return given[pp_rank]
     if given is not None:
         return given
-    capacity = key_capacity(s)
-    if capacity is not None:
-        tokens = capacity.require(least_tokens(s)).stages[pp_rank].num_tokens
-        return tokens if tokens < NO_LIMIT else unlimited_tokens(s)
-    budget = round(memory_gb(s) * s.gpu.mem_fraction_static * GB)
-    weights = stage_weight_bytes(s, pp_rank) // s.cluster.tp_size
-    layers = partition_of(s)[pp_rank]
-    per_token = max(1, round(kv_bytes_per_token_and_layer(s) * layers) // s.cluster.tp_size)
-    tokens = (budget - weights) // per_token
-    need = least_tokens(s)
-    if tokens < need:
-        raise ScenarioError(
-            "gpu.memory_gb",
-            f"stage {pp_rank} has {budget / GB:.2f} GB for weights of {weights / GB:.2f} GB and KV, which leaves "
-            f"{max(tokens, 0)} tokens, less than one chunk or page ({need} tokens)",
-            "more memory, more stages, or a higher tp_size",
-        )
-    return tokens
+    return held_tokens(s, gpu_capacity(s).require(least_tokens(s)))[pp_rank]
+
+
+def held_tokens(s: Scenario, capacity: Capacity) -> tuple[int, ...]:
+    """Tokens of the pool of each stage; one without a cache of keys and values is said to hold all that could ever be
+    there."""
+    everything = s.scheduler.max_running_requests * s.scheduler.context_length
+    return tuple(at.num_tokens if at.num_tokens < NO_LIMIT else everything for at in capacity.stages)
+
+
+def given_pool(s: Scenario) -> int | None:
+    """Tokens of the pool that the scenario gives by hand: all ranks have the smallest. None: the memory says it."""
+    given = s.scheduler.max_total_tokens
+    return min(given) if isinstance(given, tuple) else given
 
 
 def least_tokens(s: Scenario) -> int:
@@ -140,26 +135,19 @@ def stage_weight_bytes(s: Scenario, pp_rank: int) -> int:
     return total * m.dtype_bytes
 
 
-def kv_bytes_per_token_and_layer(s: Scenario) -> float:
-    """Keys and values of one token in one layer of a model that is given by its fields."""
-    return 2 * s.model.num_key_value_heads * s.model.head_dim * kv_element_bytes(s)
-
-
 def kv_bytes_of_tokens(s: Scenario, pp_rank: int, num_tokens: int) -> int:
     """Keys and values of so many tokens in the layers of a stage, on one of its tensor-parallel ranks."""
-    if s.model.key is not None:
-        return int(num_tokens * kv_bytes_per_token(s)[pp_rank])
-    return int(num_tokens * partition_of(s)[pp_rank] * kv_bytes_per_token_and_layer(s) // s.cluster.tp_size)
+    return int(num_tokens * kv_bytes_per_token(s)[pp_rank])
 
 
-def key_capacity(s: Scenario) -> Capacity | None:
-    """Memory of each stage of the model that ``model.key`` names; None where the scenario gives it by its fields."""
-    shape = known_shape(s)
-    if shape is None:
-        return None
-    return model_capacity(
-        shape, memory_gb(s), partition_of(s), s.cluster.tp_size, s.gpu.mem_fraction_static, pool=state_pool(s)
-    )
+def gpu_capacity(s: Scenario) -> Capacity:
+    """Memory of one GPU of each stage, whatever pool the scenario gives by hand."""
+    k, fraction, shape = s.cluster, s.gpu.mem_fraction_static, known_shape(s)
+    if shape is not None:
+        return model_capacity(shape, memory_gb(s), partition_of(s), k.tp_size, fraction, pool=state_pool(s))
+    usable = [usable_bytes(memory_gb(s), fraction)] * k.pp_size
+    weights = [stage_weight_bytes(s, pp_rank) / k.tp_size for pp_rank in range(k.pp_size)]
+    return capacities(usable, weights, kv_bytes_per_token(s), partition_of(s))
 
 
 def state_pool(s: Scenario) -> StatePool:
@@ -178,8 +166,10 @@ def running_limit(s: Scenario) -> int:
     pool. A running request takes one; with a radix cache three are set aside for each, because states of prefixes are
     kept for later hits (SGLang's own ratio). Raises ScenarioError if no request could ever run.
     """
-    limit, capacity = s.scheduler.max_running_requests, key_capacity(s)
-    slots = [stage.num_slots for stage in capacity.stages if stage.num_slots is not None] if capacity else []
+    limit = s.scheduler.max_running_requests
+    if known_shape(s) is None:  # a model that is given by its fields has no such states
+        return limit
+    slots = [stage.num_slots for stage in gpu_capacity(s).stages if stage.num_slots is not None]
     if not slots:
         return limit
     each = 1 if s.scheduler.disable_radix_cache else SLOTS_PER_RUNNING
@@ -190,8 +180,3 @@ def running_limit(s: Scenario) -> int:
             "more memory, more stages, a larger scheduler.mamba_full_memory_ratio, or scheduler.disable_radix_cache",
         )
     return min(limit, min(slots) // each)
-
-
-def unlimited_tokens(s: Scenario) -> int:
-    """Tokens that a stage without any cache of keys and values is said to hold: all that could ever be there."""
-    return s.scheduler.max_running_requests * s.scheduler.context_length

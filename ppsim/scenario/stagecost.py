@@ -8,7 +8,7 @@ from ppsim.cost.roofline import Rates, RooflineCost
 from ppsim.cost.stage import NS_PER_MS, QuadraticCost, StageCost, UnitCost
 from ppsim.errors import ScenarioError
 from ppsim.scenario.gpu import scenario_gpu
-from ppsim.scenario.layers import known_shape, kv_element_bytes, model_shape, partition_of
+from ppsim.scenario.layers import known_shape, kv_bytes_per_token_and_layer, model_shape, partition_of
 from ppsim.scenario.tree import Scenario
 
 
@@ -76,9 +76,8 @@ def context_gb_per_s(s: Scenario) -> float:
 
 def kv_bytes_per_token(s: Scenario) -> tuple[float, ...]:
     """Bytes that a token leaves on one GPU of each stage."""
-    m, tp_size = s.model, s.cluster.tp_size
-    shape = known_shape(s)
+    tp_size, shape = s.cluster.tp_size, known_shape(s)
     if shape is not None:
         return tuple(stage_kv_bytes(shape, partition_of(s), tp_size))
-    per_layer = 2.0 * m.num_key_value_heads * m.head_dim * kv_element_bytes(s) / min(tp_size, m.num_key_value_heads)
+    per_layer = kv_bytes_per_token_and_layer(s) / min(tp_size, s.model.num_key_value_heads)
     return tuple(per_layer * n for n in partition_of(s))

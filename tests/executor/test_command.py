@@ -44,14 +44,14 @@ def test_exec_of_a_checkpoint_that_is_not_there_is_one_line(tmp_path: Path) -> N
 MINE = """import ppsim
 from ppsim.core.memory.prefix import RadixCache
 from ppsim.core.rank import Rank
-from ppsim.core.agreed import Agreed
+from ppsim.core.agreed import agree
 from ppsim.plugin import planted
 
 
 @planted("own_rows", breaks="INV-26", profile="plain", source="this test")
-class OwnRows(RadixCache):
-    def reset(self):
-        super().reset()
+class OwnRows(ppsim.Policy):
+    def retraction_order(self, running):
+        return running
 
 
 @planted("turned", breaks="INV-14", profile="plain", source="this test")

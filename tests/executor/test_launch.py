@@ -23,6 +23,7 @@ from executor.launch import execute, failed, open_store
 from executor.status import Status
 from executor.supervise import Ranks, Stalled
 from executor.worker import Report
+from ppsim.check.invariants import BY_NAME
 from ppsim.core.effects import Commit, Recv
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import Lane, NewRequest
@@ -174,7 +175,8 @@ def test_a_broken_rule_becomes_a_verdict_with_what_was_recorded() -> None:
     ranks = Ranks(Status(multiprocessing.get_context("spawn"), 2))
     ranks.reports = {1: Report(1, part, broken)}
     result = failed(ranks.reports[1], ranks, Recording(2, world="exec"))
-    assert result.verdict == Verdict("fail", 1, str(broken), "INV-64", 1, 7, 2, "R3")
+    expected, came = BY_NAME["INV-64"].statement, "KV slot 16 is also written by R1"
+    assert result.verdict == Verdict("fail", 1, str(broken), "INV-64", 1, 7, 2, "R3", None, expected, came)
     assert len(result.recording.spans[1]) == 1
 
 

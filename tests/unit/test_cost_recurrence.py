@@ -135,16 +135,18 @@ def test_many_configurations_at_once_are_the_same_as_one_by_one(
 ) -> None:
     rng = np.random.default_rng(seed)
     plans = [rng.integers(1, 100, size=(n, num_stages)).astype(float) for n in (3, 9, 1, 6)]
-    schedule, process, latency = rng.choice([0.0, 2.0, 50.0, 300.0], size=(3, 4))
+    schedule, process, latency, output = rng.choice([0.0, 2.0, 50.0, 300.0], size=(4, 4))
     stacked, lengths = pad(plans)
+    transfer = rng.choice([0.0, 7.0, 90.0], size=stacked.shape[:-1])  # also behind the end of a shorter plan
 
-    def cost(s: object, p: object, ln: object) -> HostAndLink:
-        return HostAndLink(s, p, ln, ln, after_harvest=after_harvest, free_empty_visit=free_empty_visit)  # type: ignore[arg-type]
+    def cost(s: object, p: object, ln: object, out: object) -> HostAndLink:
+        return HostAndLink(s, p, ln, ln, out, after_harvest=after_harvest, free_empty_visit=free_empty_visit)  # type: ignore[arg-type]
 
-    loop = slot_loop(stacked, depth, cost(schedule, process, latency), num_chunks=lengths)
+    loop = slot_loop(stacked, depth, cost(schedule, process, latency, output), transfer, lengths)
     window = makespan(slot_window(stacked, np.arange(4), schedule, latency), lengths)
     for i, plan in enumerate(plans):
-        alone = slot_loop(plan, depth, cost(schedule[i], process[i], latency[i]))[-1]
+        around = cost(schedule[i], process[i], latency[i], output[i])
+        alone = slot_loop(plan, depth, around, transfer[i, : len(plan)])[-1]
         assert loop[i, len(plan) - 1] == alone
         assert window[i] == makespan(slot_window(plan, i, schedule[i], latency[i]))
 

@@ -231,7 +231,8 @@ def test_a_run_that_deadlocks_ends_the_tuning_with_its_own_exit_code() -> None:
 
 
 def test_one_prompt_is_the_static_recurrence() -> None:
-    """The other implementation of the loop (cost/slot_loop.py), over chunks that are all there from the start."""
+    """The other driver of the waves (slot_loop), over chunks that are all there from the start. Their common oracle is
+    the event simulation: above, and in test_cost_recurrence.py."""
     s = scenario(host__schedule_us=700.0, host__process_us=300.0, links__latency_us=40.0, links__bandwidth_gb_per_s=0.5)
     candidate = given_candidate(s).but(chunked_prefill_size=128, pp_async_batch_depth=1)
     fast = FastPath(s, Probe("ttft", (1000,), (0,))).figures([candidate])[0]

@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 from ppsim.core.agreed import Agreed, agree
 from ppsim.core.rank import Rank
 from ppsim.errors import ScenarioError
-from ppsim.scenario.rank import local_capacity_tokens
+from ppsim.plan.candidate import Candidate, Split
+from ppsim.plan.feasible import pool_tokens
+from ppsim.plan.tune import tuned_scenario
+from ppsim.scenario.rank import kv_bytes_of_tokens, local_capacity_tokens
 from ppsim.world import simulate
 from tests.worlds.making import changed, passed, requests, run, scenario, tokens_of
 
@@ -61,10 +64,12 @@ class OwnPool(Rank):
         super().start(agree(self.local_tokens[0], "nobody else"), host_tokens)
 
 
-def test_ranks_with_pools_of_their_own_are_found_out_at_once() -> None:
-    made = scenario({"scheduler.max_total_tokens": [400, 100], **three_requests()})
+@pytest.mark.parametrize(("pools", "guilty"), [([400, 100], 0), ([100, 400], 1)])
+def test_ranks_with_pools_of_their_own_are_found_out_at_once(pools: list[int], guilty: int) -> None:
+    """Agreed is the smallest: whoever keeps 400 tokens is to blame, not the rank whose 100 are the agreed pool."""
+    made = scenario({"scheduler.max_total_tokens": pools, **three_requests()})
     verdict = simulate(made, change=changed(OwnPool)).verdict
-    assert (verdict.exit_code, verdict.rank, verdict.iteration) == (1, 0, 0)  # 100 is agreed, rank 0 keeps its 400
+    assert (verdict.exit_code, verdict.rank, verdict.iteration) == (1, guilty, 0)
 
 
 # --- from the memory of a GPU ------------------------------------------------------------------------------------
@@ -86,6 +91,27 @@ def test_the_pool_is_what_the_weights_leave_of_the_memory(pp_size: int) -> None:
         assert local_capacity_tokens(made, stage) == left // (KV_BYTES_PER_LAYER * layers)
 
 
+@pytest.mark.parametrize("tp_size", [8, 16, 32])
+def test_heads_of_keys_and_values_are_kept_twice_beyond_their_number(tp_size: int) -> None:
+    """8 KV heads on 16 GPUs: each keeps a whole one, so the second 8 hold no more a token (as SGLang cuts them)."""
+    made = scenario({**LLAMA_8B, "cluster.tp_size": tp_size})
+    left = 68 * GB - (16 * LAYER_BYTES + TABLE_BYTES) / tp_size
+    per_token = KV_BYTES_PER_LAYER / 8 * 16  # one head of the 16 layers of half the model
+    assert local_capacity_tokens(made, 0) == int(left / per_token)
+    assert kv_bytes_of_tokens(made, 0, 100) == 100 * per_token  # what a transfer of such a cache moves
+    assert pool_tokens(made, Split(2, tp_size), (16, 16)) == int(left / per_token)
+
+
+@pytest.mark.parametrize("given", [3000, [3000, 5000], [5000, 3000]])
+def test_the_tuner_has_the_pool_that_the_ranks_would_agree_on(given: int | list[int]) -> None:
+    """Set by hand, one number or one a rank: the smallest, in whatever split."""
+    made = scenario({**LLAMA_8B, "scheduler.chunked_prefill_size": 1024, "scheduler.max_total_tokens": given})
+    split = Split(4, 1)
+    assert pool_tokens(made, split, (8, 8, 8, 8)) == 3000
+    tuned = tuned_scenario(made, Candidate(split, 0, 1024, 0.0, (8, 8, 8, 8)))
+    assert tuned.scheduler.max_total_tokens == 3000
+
+
 def test_the_agreed_pool_is_that_of_the_stage_with_the_largest_table() -> None:
     result = run({**LLAMA_8B, "cluster.pp_size": 4, "scheduler.page_size": 64, "workload.requests": requests(1)})
     locals_ = [local_capacity_tokens(result.setting.scenario, stage) for stage in range(4)]
@@ -105,12 +131,15 @@ def test_tied_embeddings_are_held_twice_only_where_first_and_last_stage_differ()
 
 
 def test_weights_larger_than_the_memory_are_refused_before_the_run() -> None:
-    with pytest.raises(ScenarioError, match=r"gpu\.memory_gb: stage 0 has 13\.60 GB for weights of 16\.06 GB"):
+    need = r"16\.06 GB of weights and 0\.54 GB of cache for 4096 tokens, 13\.60 GB are usable"
+    with pytest.raises(ScenarioError, match=rf"gpu\.memory_gb: stage 0 lacks 3\.00 GB: 32 layers need {need}"):
         run({**LLAMA_8B, "cluster.pp_size": 1, "gpu.memory_gb": 16.0})
 
 
 def test_memory_for_less_than_one_chunk_is_refused() -> None:
     enough = (16 * LAYER_BYTES + TABLE_BYTES + 4096 * 16 * KV_BYTES_PER_LAYER) / 0.85 / GB
     run({**LLAMA_8B, "gpu.memory_gb": enough + 0.001})
-    with pytest.raises(ScenarioError, match="less than one chunk or page"):
+    with pytest.raises(
+        ScenarioError, match=r"16 layers need 8\.03 GB of weights and 0\.27 GB of cache for 4096 tokens"
+    ):
         run({**LLAMA_8B, "gpu.memory_gb": enough - 0.001})

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ppsim.core.config import RankConfig
 from ppsim.core.memory.node import Match
@@ -43,6 +43,19 @@ def expected_output(config: RankConfig, num_tokens: int) -> int:
     Clipped as in SGLang, unless every slot's growth is guaranteed: then all of it.
     """
     return num_tokens if config.reserve_all_slots else min(num_tokens, config.clip_max_new_tokens)
+
+
+def need_to_admit(context: Any, output: Any, page_size: Any) -> Any:
+    """Tokens that must be less than rem_total before a waiting request is admitted: its input, the output that counts,
+    and a page. Like ``tokens_set_aside`` for whole numbers and for arrays of them: the tuner asks for many pools at
+    once (ppsim.plan.prompt_feed)."""
+    return context + output + page_size
+
+
+def tokens_set_aside(paged: Any, output: Any, page_size: Any) -> Any:
+    """Tokens that an admitted piece takes off rem_total: its new tokens in whole pages, the output that counts (none
+    where the prompt is cut), and a page."""
+    return paged + output + page_size
 
 
 class Growth(NamedTuple):
@@ -151,7 +164,7 @@ class PrefillAdder:
             return self._add_foreseen(request, new_tokens)
         remaining_output = max(request.spec.max_new_tokens - len(request.output_ids), 0)
         context = self.context_to_fit(new_tokens)
-        total = context + expected_output(config, remaining_output) + config.page_size
+        total: int = need_to_admit(context, expected_output(config, remaining_output), config.page_size)
         if total >= self.rem_total:
             return Result.NO_TOKEN
         new_tokens -= found.host_tokens  # they need memory, but no computing
@@ -215,7 +228,7 @@ class PrefillAdder:
         self.rem_input -= ext
         if self.rem_chunk is not None:
             self.rem_chunk -= ext
-        self.total_offset += ext + output + page
+        self.total_offset += tokens_set_aside(ext, output, page)
         self.cur_offset += ext + page
         prefix_len = request.seq_len - new_tokens - rest
         self.admitted.append(Piece(request.rid, prefix_len, new_tokens, not rest, False, request))

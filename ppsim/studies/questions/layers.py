@@ -5,9 +5,9 @@ from __future__ import annotations
 from itertools import pairwise
 
 from ppsim.cost.gpu import load_gpu
-from ppsim.cost.memory import Capacity, best_partition, model_capacity
-from ppsim.scenario import Scenario
-from ppsim.scenario.layers import model_shape, partition_of
+from ppsim.cost.memory import best_partition
+from ppsim.scenario.layers import model_shape
+from ppsim.scenario.rank import gpu_capacity
 from ppsim.studies.questions.asked import USUAL, Answers, Figure, Question, Variant
 
 # --- P03 -------------------------------------------------------------------------------------------------------
@@ -52,15 +52,8 @@ BLOCK_TOKENS = 16
 BALANCED = "model.layer_partition=[9, 10, 10, 10, 10, 11, 11, 9]"
 
 
-def capacity(scenario: Scenario) -> Capacity:
-    """KV capacity of each stage."""
-    gpu = load_gpu(scenario.gpu.key or "")
-    fraction = scenario.gpu.mem_fraction_static
-    return model_capacity(model_shape(scenario), gpu, partition_of(scenario), scenario.cluster.tp_size, fraction)
-
-
 def blocks(a: Answers, label: str) -> float:
-    return capacity(a[label].scenario).num_tokens / BLOCK_TOKENS
+    return gpu_capacity(a[label].scenario).num_tokens / BLOCK_TOKENS
 
 
 def p04_findings(a: Answers) -> tuple[str, ...]:
@@ -68,9 +61,9 @@ def p04_findings(a: Answers) -> tuple[str, ...]:
     best = best_partition(
         model_shape(s), load_gpu(s.gpu.key or ""), s.cluster.pp_size, s.cluster.tp_size, s.gpu.mem_fraction_static
     )
-    stages = capacity(a["balanced"].scenario).stages
+    stages = gpu_capacity(a["balanced"].scenario).stages
     return (
-        f"even split: stage {capacity(s).limiting.stage} limits; best split by memory {', '.join(map(str, best))}",
+        f"even split: stage {gpu_capacity(s).limiting.stage} limits; best split by memory {', '.join(map(str, best))}",
         "blocks a stage, balanced: " + ", ".join(f"{at.num_tokens / BLOCK_TOKENS:.0f}" for at in stages),
     )
 
@@ -130,7 +123,7 @@ def p05_ratio(a: Answers, layers: str, other: str, chunk: int = 4096) -> float:
 
 def p05_findings(a: Answers) -> tuple[str, ...]:
     runs = {v: a[p05_label(v, 4096)] for v in SPLITS}
-    tokens = [capacity(runs[v].scenario).num_tokens for v in list(SPLITS)[:2]]
+    tokens = [gpu_capacity(runs[v].scenario).num_tokens for v in list(SPLITS)[:2]]
     others = " and ".join(f"{p05_ratio(a, '94 layers', 'in the middle', c):.4f} with {c}" for c in (6144, 8192))
     return (
         "TTFT and bubble, chunks of 4096: "
