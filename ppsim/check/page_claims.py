@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import groupby, repeat
 
 from ppsim.check.observers import Seat
 from ppsim.check.rules import fail
@@ -40,22 +41,20 @@ class PageClaims:
         """A launch uses these pages. Raises InvariantViolation for one that another request in flight still uses."""
         claim = self._present(r, rid, pages, iteration)
         holders, num_holders = self.holders.setdefault(r.rank_id, {}), r.rank.scheduler.kv.pool.refs
-        held_by = holders.get
         new = pages[len(claim.pages) :]
         mine: tuple[Claim, ...] = (claim,)
-        before: tuple[Claim, ...] = ()  # neighbouring pages have the same holders: look at these once
-        after, guilty = mine, None
-        for page in new:
-            found = held_by(page, ())
-            if found is not before:
-                others = [c for c in found if c is not claim]
-                busy = [c for c in others if self._in_flight(r, c)]
-                guilty = next((c for c in busy if c.rid != rid), None)
-                before, after = found, (*(c for c in others if c in busy or self._lives(r, c)), claim)
-            if guilty is not None and found and num_holders(page) == 1:
+        begin = 0
+        for found, same in groupby(list(map(holders.get, new))):  # neighbouring pages have the same holders
+            begin, run = begin + (length := len(list(same))), new[begin : begin + length]
+            others = [c for c in found or () if c is not claim]
+            busy = [c for c in others if self._in_flight(r, c)]
+            guilty = next((c for c in busy if c.rid != rid), None)
+            page = next((page for page in run if num_holders(page) == 1), None) if guilty is not None else None
+            if guilty is not None and page is not None:
                 text = f"page {page} goes to {rid} while {guilty.rid} of iteration {guilty.iteration} uses it"
                 fail("INV-64", r, "", text)
-            holders[page] = after if found else mine
+            after = (*(c for c in others if c in busy or self._lives(r, c)), claim) if others else mine
+            holders.update(zip(run, repeat(after)))
         claim.pages += new
         claim.iteration = iteration
 

@@ -174,7 +174,8 @@ class KVCache:
         if mine != theirs:
             self.num_duplicates += 1
             if self.on_swap is not None:
-                self.on_swap([page for page in mine if page not in theirs])
+                kept = frozenset(theirs)
+                self.on_swap([page for page in mine if page not in kept])
         self.pool.share(theirs)
         self.pool.release(mine)
         request.pages[start:stop] = theirs
