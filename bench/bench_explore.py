@@ -108,16 +108,22 @@ FOUND_IN: dict[str, tuple[str, ...]] = {
         "release_waits_for_own_poll",
         "vote_behind_a_local_test",
     ),
-    "prealloc": ("aborted_entry_stays", "queue_entry_lost"),
+    "prealloc": ("aborted_entry_stays", "pages_moved_after_the_handshake", "queue_entry_lost"),
     "failure": ("failures_not_passed_on", "good_and_bad", "own_failures_win"),
-    "store": ("missing_is_ready", "only_changed_polls", "store_out_of_order"),
+    "store": ("missing_is_ready", "only_changed_polls", "store_out_of_order", "store_takes_the_first"),
     "depth": ("abort_reaches_two_slots", "freed_at_first_harvest"),
     "replicas": ("empty_vote_left_out",),
     "limit": ("timeouts_on_every_rank",),
     "stuck": ("limits_off_in_pd",),
-    "flush": ("flush_beside_launched",),
+    "flush": ("flush_answered_at_once", "flush_beside_launched"),
 }
 """Every bug of the profiles ``abort`` and ``pd``, with the configuration that shows it."""
+
+NOT_HERE: dict[str, str] = {
+    "failed_request_keeps_its_turn": "because only another pipeline can fail what waits here "
+    "(`tests/worlds/test_last_rank.py` finds it)",
+}
+"""Bugs of the profiles ``abort`` and ``pd`` that no configuration of one pipeline can show."""
 
 WHY_ANOTHER: dict[str, str] = {
     "abort_reaches_two_slots": "it spares every slot but two, and depth 0 on two stages has no more than two",
@@ -128,9 +134,11 @@ WHY_ANOTHER: dict[str, str] = {
     "missing_is_ready": "it is a bug of the consensus store, and the bootstrap is voted on",
     "only_changed_polls": "it is a bug of the consensus store, and the bootstrap is voted on",
     "store_out_of_order": "it is a bug of the consensus store, and the bootstrap is voted on",
+    "store_takes_the_first": "it is a bug of the consensus store, and the bootstrap is voted on",
     "empty_vote_left_out": "it needs a second tensor-parallel rank, whose voice is missing",
     "timeouts_on_every_rank": "no limit on time is set, so nobody has a reason to look at a clock",
     "limits_off_in_pd": "no limit on time is set, and every handshake completes",
+    "flush_answered_at_once": "nobody flushes the cache",
     "flush_beside_launched": "nobody flushes the cache; and the second chunk holds what the first has put there",
 }
 
@@ -204,7 +212,8 @@ def page(measured: dict[str, dict[str, Any]]) -> Iterator[str]:
         *(f"- `{bug}` ({measured[bug]['configuration']}): {why}." for bug, why in sorted(WHY_ANOTHER.items())),
         "",
         "Not here: `bound_to_another_slot`, a bug of the retraction vote, because nothing is retracted while the pool",
-        "is large; bugs of two pipelines and of cache tiers, whose facts come by time.",
+        "is large; bugs of two pipelines and of cache tiers, whose facts come by time;",
+        *(f"`{bug}`, {why}." for bug, why in NOT_HERE.items()),
     )
 
 
