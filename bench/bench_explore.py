@@ -119,12 +119,6 @@ FOUND_IN: dict[str, tuple[str, ...]] = {
 }
 """Every bug of the profiles ``abort`` and ``pd``, with the configuration that shows it."""
 
-NOT_HERE: dict[str, str] = {
-    "failed_request_keeps_its_turn": "because only another pipeline can fail what waits here "
-    "(`tests/worlds/test_last_rank.py` finds it)",
-}
-"""Bugs of the profiles ``abort`` and ``pd`` that no configuration of one pipeline can show."""
-
 WHY_ANOTHER: dict[str, str] = {
     "abort_reaches_two_slots": "it spares every slot but two, and depth 0 on two stages has no more than two",
     "freed_at_first_harvest": "it needs two chunks in flight when the abort is read, and two slots leave room for one",
@@ -212,8 +206,7 @@ def page(measured: dict[str, dict[str, Any]]) -> Iterator[str]:
         *(f"- `{bug}` ({measured[bug]['configuration']}): {why}." for bug, why in sorted(WHY_ANOTHER.items())),
         "",
         "Not here: `bound_to_another_slot`, a bug of the retraction vote, because nothing is retracted while the pool",
-        "is large; bugs of two pipelines and of cache tiers, whose facts come by time;",
-        *(f"`{bug}`, {why}." for bug, why in NOT_HERE.items()),
+        "is large; bugs of two pipelines and of cache tiers, whose facts come by time.",
     )
 
 

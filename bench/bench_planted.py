@@ -26,37 +26,36 @@ BUDGET_S = 60.0
 MAX_REQUESTS = MAX_STAGES = 3
 
 WHY_LARGER: dict[str, str] = {
-    "chunk_beyond_memory": "six prompts fill the pool of its example; the shrinker could leave none of them out",
-    "store_out_of_order": "with a stage less the first rank looks at other times; the shrinker could take none away",
+    "abort_reaches_two_slots": "it spares every slot but two, and the shrinker could take no stage away",
+    "chunk_sizes_refitted": "ranks refit at other times only while several prompts are chunked one after the other",
+    "ended_rows_dropped_at_harvest": "a request must end in a slot that others keep open until its next decode",
+    "last_view_counts": "the first rank's view must be lost on the way round; the shrinker could take no stage away",
+    "middle_chunks_are_tokens": "the shrinker could leave none of its prompts out",
+    "parked_chunk_waits_too": "a chunk is parked only where others fill the pool",
+    "retracts_the_first": "several must share a slot and outgrow the pool there",
+    "same_victim_again": "one request is retracted again and again only where the others outgrow the pool each time",
 }
 """Why a bug needs more than three requests or stages, for each that does."""
 
 WHY_OTHER: dict[str, str] = {
-    "rejection_not_told": "nobody stops the sender, which writes to pages that were given back before a wait must end",
+    "chunk_count_moves_rows": "the rows of an output are counted when it comes, before its tokens are compared",
+    "empty_vote_left_out": "another message follows on the lane and is taken for the voice that was left out",
+    "ended_rows_dropped_at_harvest": "the batch without these rows is another one, and that is compared first",
+    "middle_chunks_are_tokens": "it is no sample of the last rank, and samples are compared before they are appended",
+    "own_storage_hits": "who goes by its own copies takes an ack too early, and that is held against the copy first",
+    "own_storage_readiness": "as `own_storage_hits`",
+    "retracted_never_resumes": "the limit on iterations is reached before that on waiting",
     "barrier_in_each_iteration": "the barrier closes a ring of waiting ranks before its length can be measured",
-    "evicted_before_sent": "it gives pages back where no phase may, which is compared between iterations first",
-    "failure_not_told": "as `rejection_not_told`: pages that were given back are written",
-    "full_flag_stays": "a slot that stays shut launches another batch, and that is compared first",
-    "joins_another_slot": "the other slot launches another batch, and that is compared first",
     "release_waits_for_own_poll": "a rank keeps what it has not seen, and pages are held against the transfer first",
     "cancelled_output_not_received": "the output that nobody took stays in the way of the next one",
-    "conclusion_not_repeated": "the receiver waits for ever for what is not sent",
     "decodes_first": "the visit that does not try a prefill leaves the slot open, and that is compared first",
     "freed_at_first_harvest": "the request ends inside a launched batch before anybody could take its pages",
-    "harvest_left_out": "the harvest that was due is missed before its slot comes round again",
-    "hash_order": "another order of trying is another batch, and that is compared first",
     "last_view_counts": "it was a vote about memory, where a wrong conclusion releases nothing",
     "local_grammar_cache": "a request leaves the queue on one rank alone, and who advances is compared first",
     "logprob_wish_lost": "an output carries fewer extras than were asked for, and the next relay counts them",
     "no_message_for_the_last_token": "the receiver waits for ever for what is not sent",
-    "one_prompt_a_batch": "the slot is found full after one request, and that is compared first",
-    "only_the_first_view_counts": "as `last_view_counts`",
-    "queue_limit_on_later_ranks": "who was dropped is not looked up in the tree, and its operations are compared first",
-    "shorter_match": "the second look into the tree is an operation too many, and that is compared first",
     "silent_without_acks": "the silent replica runs ahead of the others before they wait for its word",
-    "skipped_output_sent": "the message too many stays in the way of the next one, and both neighbours wait",
     "untyped_channel": "the message that was taken for another one is missed where it was due",
-    "vote_behind_a_local_test": "the next stage waits for ever for the voice that is not given",
 }
 """Why the first rule that is seen broken is another one than the bug is listed under, for each where it is."""
 

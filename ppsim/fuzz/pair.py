@@ -11,6 +11,7 @@ from typing import Any
 
 from ppsim.fuzz.draws import Draws
 
+BUSY_TOKENS, MIN_CHUNKS = 640, 40  # of the prompt that others wait behind
 TICK_MS = 0.7  # between two iterations of arrival, so that some meet a busy server and some do not
 
 
@@ -23,6 +24,8 @@ def two_sides(draw: Draws, on: set[str], raw: dict[str, Any]) -> None:
     for abort in work.get("aborts", ()):
         abort["at_ms"] = round(abort.pop("at_iteration") * TICK_MS, 3)
         abort["side"] = draw.one_of(("both", "decode", "prefill"))
+    if "aborts" in on and draw.one_of((False, False, False, True)):
+        given_up_while_it_waits(draw, raw)
     raw["observations"] = {"max_delay": raw.get("observations", {}).get("max_delay", 0)}
     raw["host"]["schedule_us"] = 50.0
     raw["model"] = {
@@ -51,6 +54,18 @@ def two_sides(draw: Draws, on: set[str], raw: dict[str, Any]) -> None:
         faults = [kv_fault(draw, raw) for _ in range(draw.one_of((1, 2)))]
         raw["disaggregation"]["kv_faults"] = list({(f["rid"], f["rank"], f["nth"]): f for f in faults}.values())
     raw["run"].pop("max_wait_iterations", None)  # a side sleeps while it waits, so iterations say nothing
+
+
+def given_up_while_it_waits(draw: Draws, raw: dict[str, Any]) -> None:
+    """A prompt of many chunks keeps the prefill side busy, and decode gives up one that waits behind it (INV-87)."""
+    scheduler, (first, *others) = raw["scheduler"], raw["workload"]["requests"]
+    chunk, pool = scheduler["chunked_prefill_size"], scheduler["max_total_tokens"]
+    if not others or not 0 < chunk <= BUSY_TOKENS // MIN_CHUNKS or isinstance(pool, list) or "at_ms" not in first:
+        return
+    first |= {"prompt": BUSY_TOKENS, "at_ms": 0.0}
+    scheduler |= {"context_length": 2 * BUSY_TOKENS, "max_total_tokens": pool + BUSY_TOKENS}
+    abort = {"rid": draw.one_of(others)["rid"], "at_ms": draw.one_of((4.0, 8.0, 12.0)), "side": "decode"}
+    raw["workload"]["aborts"] = [abort]
 
 
 def kv_fault(draw: Draws, raw: dict[str, Any]) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def test_a_run_that_deadlocks_ends_the_tuning_with_its_own_exit_code() -> None:
     s = load_scenario("paper/qwen3_235b_h20_pp8", ["links.send=rendezvous"])
     assert not_in_fast_path(s) == ("links.send",)
     candidate = given_candidate(s).but(chunked_prefill_size=8192, smooth_factor=0.0)
-    with pytest.raises(PpsimError, match="the event simulation does not pass: INV-40 at .*: deadlock") as caught:
+    with pytest.raises(PpsimError, match=r"the event simulation does not pass: INV-40 at .*: deadlock") as caught:
         rerun(s, candidate, probe_of(s, "ttft", prompt=65536), 200_000)
     assert caught.value.exit_code == EXIT_LIVENESS
 

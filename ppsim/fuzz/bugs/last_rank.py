@@ -29,7 +29,7 @@ class FlushAnsweredAtOnce(Loop):
         return instead(super().plan(), "acknowledge_flush", does(answer_now))
 
 
-@planted("failed_request_keeps_its_turn", breaks="INV-87", profile="pd", source="protocol.md 6.3")
+@planted("failed_request_keeps_its_turn", breaks="INV-87", profile="pair", source="protocol.md 6.3")
 class FailedRequestKeepsItsTurn(Voting):
     """Nobody looks at the transfers of requests that wait: what has failed on the other side is computed all the same.
 

@@ -26,7 +26,7 @@ def clear_chunk_place(rank: Rank) -> None:
         scheduler.chunked = None
 
 
-@planted("parked_chunk_waits_too", breaks="INV-80", profile="retraction", source="vllm #21809 (the reverse of it)")
+@planted("parked_chunk_waits_too", breaks="INV-80", profile="chunked", source="vllm #21809 (the reverse of it)")
 class ParkedChunkWaitsToo(Loop):
     """A chunk that is parked for want of memory is put back into the queue, and stays in the chunk place."""
 
