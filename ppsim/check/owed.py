@@ -37,6 +37,8 @@ class Wait:
 def due_iteration(wait: Wait) -> int:
     """The iteration in which the sender sends it."""
     config, m = wait.sender, wait.iteration
+    if wait.lane is Lane.START:  # of no iteration: who stands in its first one may be before it
+        return 0
     if wait.kind is Kind.OUTPUT:  # released by the last rank, by the others one iteration after they received it
         return m + (config.pp_async_batch_depth if config.is_last else config.num_slots)
     if wait.kind is Kind.VERDICT and wait.lane is Lane.TP:  # from a leader, when it takes it
