@@ -220,13 +220,14 @@ def test_a_killed_run_is_told_from_a_whole_one(folder: Path) -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_an_example_without_end_is_a_finding_with_the_command_that_repeats_it(jobs: int) -> None:
+    """The limit is one that every example keeps by far on a busy machine: the same one must pass without the loop."""
     Path("p.py").write_text(LOOPS)
-    found = ppsim(f"fuzz --profile plain --plugin p.py --examples 200 --jobs {jobs} --max-seconds 0.5 --out here")
+    found = ppsim(f"fuzz --profile plain --plugin p.py --examples 200 --jobs {jobs} --max-seconds 8 --out here")
     assert found.exit_code == 5, found.stderr
     lines = found.stdout.splitlines()
     assert lines[0].startswith("FAIL  unknown  no-end  seed 0  example ")
     assert lines[1].startswith("  no end: rank ")
-    assert "it was stopped after 0.5 s (--max-seconds); it was in p.py, line " in lines[1]
+    assert "it was stopped after 8 s (--max-seconds); it was in p.py, line " in lines[1]
     assert lines[2] == "not shrunk: each try would take as long"
     (replay,) = (line.removeprefix("replay  ppsim ") for line in lines if line.startswith("replay"))
     again = ppsim(replay)
