@@ -341,7 +341,8 @@ def test_a_run_that_fails_or_has_nothing_in_it_has_a_page_too() -> None:
     words = ["run", "unit", "--report", "--set", "links.send=rendezvous", "--set", "workload.num_chunks=8"]
     assert runner.invoke(app, [*words, "--out", "stuck"]).exit_code == 3
     told = Reader(Path("stuck/report.html").read_text(encoding="utf-8")).words
-    assert "Deadlock: the event queue is empty and 4 of 4 ranks wait for ever (exit code 3" in told
+    assert "INV-40 at rank 3, iteration 3, slot 3" in told
+    assert "deadlock: the event queue is empty and 4 of 4 ranks wait for ever (exit code 3, rule INV-40)" in told
     assert "all ranks wait in a circle" in told
     empty = Reader(html_of(Recording(2, name="empty"), Verdict("unknown", 5))).words
     assert "Nothing was computed in this run." in empty
