@@ -170,7 +170,7 @@ CASES = [
     Bad(
         "gpu.memory_gb=1.0",
         "gpu.memory_gb",
-        ("stage 0 has 0.85 GB for weights of", "leaves 0 tokens", "more stages"),
+        ("stage 0 lacks 3.82 GB", "need 4.54 GB of weights", "0.85 GB are usable", "more stages"),
         "mooncake",
     ),
     Bad("scheduler.context_length=100", "workload.num_chunks", ("R1 could never run", "context length of 100")),
