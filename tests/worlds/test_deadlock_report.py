@@ -56,7 +56,7 @@ def test_hidden_states_that_are_never_sent() -> None:
     assert "wait-for cycle: 0 -> 1 -> 0" in result.verdict.message
     # It has passed the end of iteration 0, where they were due: no circle of waits, but a message that it owes.
     assert (result.verdict.rank, result.verdict.iteration, result.verdict.slot) == (0, 0, 0)
-    assert "it owes rank 1 the hidden message of iteration 0, slot 0" in result.verdict.message
+    assert "it owes rank 1 the hidden states of iteration 0, slot 0" in result.verdict.message
 
 
 def stops_at(iteration: int) -> Phase:
