@@ -209,7 +209,7 @@ def test_a_rank_that_waits_for_ever_is_a_deadlock_and_not_a_livelock() -> None:
 
     verdict = run({"cluster.pp_size": 3}, change=with_phase("harvest", waits, 2)).verdict
     assert verdict.exit_code == EXIT_LIVENESS
-    assert verdict.message.startswith("deadlock: ")
+    assert verdict.message.startswith("INV-40 at rank 2, iteration 0, slot 0, phase harvest, request R1: deadlock: ")
 
 
 def test_many_idle_iterations_before_a_request_that_names_one_are_right() -> None:
