@@ -11,9 +11,9 @@ from ppsim.cost.coefficients import Coefficients
 from ppsim.cost.plan import Pipeline, from_sizes, pack
 from ppsim.plugin import load
 from ppsim.scenario import load_scenario
+from ppsim.scenario.rank import gpu_capacity
 from ppsim.studies.questions import QUESTIONS, Runs
 from ppsim.studies.questions.asked import Figure, compare, holds, verdict_of
-from ppsim.studies.questions.layers import capacity
 from ppsim.world import simulate
 
 RUNS = Runs()
@@ -111,8 +111,8 @@ def test_p04_blocks_are_what_weights_leave_on_the_end_stage() -> None:
     question = QUESTIONS["P04"]
     scenarios = {v.label: load_scenario(question.scenario, v.overrides) for v in question.variants}
     assert by_hand[10] == pytest.approx(1476, abs=0.1)
-    assert capacity(scenarios["even"]).num_tokens / 16 == pytest.approx(by_hand[10], abs=0.1)
-    assert capacity(scenarios["balanced"]).num_tokens / 16 == pytest.approx(min(by_hand[9], middle), abs=0.1)
+    assert gpu_capacity(scenarios["even"]).num_tokens / 16 == pytest.approx(by_hand[10], abs=0.1)
+    assert gpu_capacity(scenarios["balanced"]).num_tokens / 16 == pytest.approx(min(by_hand[9], middle), abs=0.1)
 
 
 def test_p10_a_step_takes_its_stage_and_a_share_of_the_host_or_the_other_way_round() -> None:
