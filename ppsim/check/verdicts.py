@@ -24,7 +24,6 @@ from ppsim.core.outcome import Verdict, VerdictKind
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
 
 FOLLOWED = "what followed from it: "
-GOES_ON = "something is read, launched or answered again and again"  # missed where ranks move and get nowhere
 LIVENESS_RULES = ("INV-69", "INV-72", "INV-83", "INV-84", "INV-85")  # what takes too long, not what goes wrong
 
 
@@ -71,7 +70,7 @@ def given_up(stop: StopRun, r: Seat | None) -> Verdict:
     if r is not None and kind == "fail" and r.rank.started is not None:
         text = "\n".join([text, *(f"  {line}" for line in queue_lines(r.rank.scheduler))])
         rid = next(iter(r.rank.scheduler.requests), None)  # the oldest of those that get nowhere
-    expected = GOES_ON if kind == "fail" else "the run ends"
+    expected = "something is read, launched or answered again and again" if kind == "fail" else "the run ends"
     return Verdict(kind, stop.exit_code, text, None, stop.rank, stop.iteration, slot, rid, phase, expected, str(stop))
 
 
@@ -104,8 +103,7 @@ def judged(verdict: Verdict, departures: Sequence[Departure], waits: Sequence[Wa
     message is no circle: the debt is what is broken.
     """
     is_stuck = verdict.exit_code == EXIT_LIVENESS and verdict.invariant in (None, "INV-40")
-    stands = is_stuck and verdict.expected != GOES_ON  # where ranks move, what one waits for may be on its way
-    guilty = earliest(d for d in departures if d.owes) or (overdue(waits, departures) if stands else None)
+    guilty = earliest(d for d in departures if d.owes) or (overdue(waits, departures) if is_stuck else None)
     is_innocent = all(d.rank != verdict.rank for d in departures)
     misses_one = is_stuck or (verdict.invariant == "INV-31" and is_innocent)  # or has taken the next one for it
     if misses_one and guilty is not None:

@@ -85,11 +85,13 @@ class Twins:
 
 
 def waits(setting: Setting) -> list[Wait]:
-    """What the ranks that stand still wait for."""
+    """What the ranks wait for that nobody has sent yet: what is on its way is not owed."""
     found: list[Wait] = []
     for r in setting.ranks:
         effect = r.effect
         if not isinstance(effect, Recv) or r.done or effect.kind is None or r.waits_for is None:
+            continue
+        if setting.network.head(effect.src, r.rank_id, effect.lane) is not None:
             continue
         src = setting.ranks[effect.src]
         if effect.iteration is not None and effect.slot is not None and not src.done:
