@@ -16,7 +16,7 @@ that holds the rule and overrides a method of it; ``Parts(cache=MyCache)`` puts 
     pool        pages and their holders                                                 pool.py
     cache       the prefix tree                                                         prefix.py
     tiers       the prefix tree where it has a host tier                                hicache.py
-    plain, prefill, decode   the queues around the scheduler                            roles.py, pd_*.py
+    plain, prefill, decode   the queues around the scheduler                            roles.py, prefill.py, decode.py
 """
 
 from __future__ import annotations
