@@ -22,9 +22,10 @@ from ppsim.cli.finding import statement
 from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY
 from ppsim.fuzz.campaign import run_campaign
 from ppsim.fuzz.experiment import run_experiment
+from ppsim.fuzz.pair import BUSY_TOKENS
 from ppsim.fuzz.repro import save
 from ppsim.fuzz.round import Order
-from ppsim.plugin import all_bugs
+from ppsim.plugin import all_bugs, load
 from tests.fuzz.generated import experiments_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -146,6 +147,13 @@ def test_the_page_says_why_of_each_that_is_larger_or_is_seen_by_another_rule() -
         large = int(requests) > bench_planted.MAX_REQUESTS or int(stages) > bench_planted.MAX_STAGES
         assert (f"- `{name}`: " in text) == large
         assert (f"- `{name}` ({seen}): " in text) == (seen != breaks)
+
+
+def test_of_two_pipelines_some_examples_give_up_one_that_waits_behind_a_long_prompt() -> None:
+    """Without them nobody has been away for so long, and a campaign of 60 s does not find the bug (600 examples)."""
+    examples = [e for e in experiments_of("pair", 150) if e.raw["workload"]["requests"][0]["prompt"] == BUSY_TOKENS]
+    change = load(["failed_request_keeps_its_turn"]).change
+    assert "INV-87" in {run_experiment(example, change).verdict.invariant for example in examples}
 
 
 # --- examples are worth something ----------------------------------------------------------------------------------
