@@ -135,7 +135,7 @@ class Rules:
     def _given_back(self, scheduler: Scheduler, decision: fx.Decision, request: Request) -> int:
         """Tokens that a request may count on although others of its slot still hold them (foresight.py), at most."""
         config, slot = scheduler.config, scheduler.slots.current(decision.iteration)
-        if not request.spec.ignore_eos or scheduler.kv.enable_radix_cache or config.reserve_all_slots:
+        if not is_foreseen(scheduler, request):
             return 0
         beside = {q.rid: len(q.pages) for q in (*slot.running, *(slot.launched.requests if slot.launched else ()))}
         return config.page_size * sum(pages for rid, pages in beside.items() if rid != request.rid)
@@ -155,8 +155,8 @@ class Rules:
         key = (r.rank_id, slot.index)
         closed = slot.batch_is_full and not self.was_full.get(key, False)
         self.was_full[key] = slot.batch_is_full
-        launched = () if slot.launched is None else slot.launched.requests
-        members = dict.fromkeys(q.rid for q in (*slot.running, *launched))
+        beside = [*slot.running, *(() if slot.launched is None else slot.launched.requests)]
+        members = dict.fromkeys(q.rid for q in beside)
         # Mixing drops who has ended after they were counted for the last time, also where nobody is left to be mixed.
         mixes = scheduler.config.enable_mixed_chunk and decision.mode in ("extend", "mixed")
         counted = self.members.get(key, {}) | members if mixes else members
@@ -171,6 +171,8 @@ class Rules:
         if first is None:  # all of them wait for storage
             return
         wanted = self._wanted(r, first) + sum(self._growth(r, q) for q in scheduler.requests.values() if q.pages)
+        if is_foreseen(scheduler, first):
+            wanted = max(wanted, foreseen_at_most(scheduler, first, beside))
         if wanted < scheduler.kv.available_tokens:
             places = scheduler.config.max_micro_batch_size - taken
             text = f"slot {slot.index} is closed to it, although {places} places, {num_rows} rows "
@@ -224,6 +226,23 @@ class Rules:
         used = pool.num_pages - pool.num_free_pages
         if used > held:
             fail("INV-23", r, "", f"pages are lost: {used} are in use, but cache and requests hold {held}")
+
+
+def is_foreseen(scheduler: Scheduler, request: Request) -> bool:
+    """Whether the request is admitted by what is known to come (foresight.py) instead of by the common rule."""
+    off = scheduler.kv.enable_radix_cache or scheduler.config.reserve_all_slots
+    return request.spec.ignore_eos and not off
+
+
+def foreseen_at_most(scheduler: Scheduler, request: Request, beside: list[Request]) -> int:
+    """Free tokens with which foresight admits ``request`` beside the others, in whatever order it puts them.
+
+    It asks at each end for one token and the tokens left of that one, times those that still run. SGLang puts one that
+    ends last in front of the last (foresight.py), so the longest may be asked for by all of them. A page each for the
+    ceilings, which it takes off what is free.
+    """
+    longest = max(q.spec.max_new_tokens for q in (request, *beside))
+    return request.seq_len + (len(beside) + 1) * (longest + 1 + 2 * scheduler.config.page_size)
 
 
 def fail(rule: str, r: Seat, rid: str, text: str) -> None:

@@ -53,6 +53,7 @@ def two_sides(draw: Draws, on: set[str], raw: dict[str, Any]) -> None:
     if "kv_faults" in on:
         faults = [kv_fault(draw, raw) for _ in range(draw.one_of((1, 2)))]
         raw["disaggregation"]["kv_faults"] = list({(f["rid"], f["rank"], f["nth"]): f for f in faults}.values())
+        raw["run"]["max_wait_ms"] += raw["disaggregation"]["lease_ms"]  # nobody ends a lost write before that
     raw["run"].pop("max_wait_iterations", None)  # a side sleeps while it waits, so iterations say nothing
 
 

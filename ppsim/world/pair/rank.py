@@ -19,7 +19,7 @@ from ppsim.core import effects as fx
 from ppsim.core import observations as obs
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import CoreError, InvariantViolation
-from ppsim.core.messages import NewRequest
+from ppsim.core.messages import AbortReq, NewRequest
 from ppsim.core.rank import Rank
 from ppsim.core.timeouts import last_moment_ms
 from ppsim.workload.clients import Sent
@@ -49,6 +49,7 @@ class PipelineRank(SimulatedRank):
         self.guard = PageGuard(self, transfers)
         self.nap = Nap(self)
         self.told_by: WorkloadClient | None = None  # the clients whose answers bring requests to this side too
+        self.passes_on_until = 0  # iteration
         self.awaited: fx.Ingest | None = None  # the visit whose copies between the tiers have been awaited
 
     def run(self) -> Generator[Event, None, None]:
@@ -66,13 +67,22 @@ class PipelineRank(SimulatedRank):
             pending = self.nap.before(effect.iteration)
             if pending is not None:
                 return pending
-        pending = self._copies_are_awaited(effect) or self._hears_of_requests(effect.idle)
+        idle = effect.idle and not self._passes_an_abort_on(effect.iteration)
+        pending = self._copies_are_awaited(effect) or self._hears_of_requests(idle)
         if pending is not None:
             return pending
-        inputs = self._read_inputs(effect)
+        inputs = self._read_inputs(fx.Ingest(effect.iteration, idle))
         if inputs or effect.idle:
             self.nap.stirred()
         return inputs
+
+    def _passes_an_abort_on(self, iteration: int) -> bool:
+        """An abort has left this first rank idle, and the others take some visits to come to it: meanwhile it looks
+        again instead of waiting for the next request. The other side waits for the word of every rank."""
+        config = self.rank.config
+        if any(isinstance(item, AbortReq) for item in self.rank.inputs):  # of the visit before
+            self.passes_on_until = iteration + 2 * (config.num_slots + config.pp_size)
+        return iteration < self.passes_on_until
 
     def _copies_are_awaited(self, effect: fx.Ingest) -> Pending | None:
         """Once a visit, however often it has to wait for the other side."""
