@@ -191,9 +191,13 @@ class Rules:
         return request.seq_len + request.spec.max_new_tokens + 2 * config.page_size
 
     def _growth(self, r: Seat, request: Request) -> int:
-        """All that a request that holds memory may still take, and a page."""
+        """All that is set aside for a request that holds memory: what it may still take, and a page.
+
+        Admission sets all of its output aside again for one that was retracted, as SGLang does, also what it has made.
+        """
         total = request.prompt_len + request.spec.max_new_tokens
-        return max(total - request.kv_len, 0) + 2 * r.rank.scheduler.config.page_size
+        made = len(request.output_ids) if request.state is State.PREFILL else 0
+        return max(total - request.kv_len, 0) + made + 2 * r.rank.scheduler.config.page_size
 
     # --- a harvest --------------------------------------------------------------------------------------------
 
