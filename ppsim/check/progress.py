@@ -161,7 +161,7 @@ def state_lines(rank: Rank, decisions: Sequence[Decision]) -> list[str]:
     lines.append(
         f"sends not committed: {len(rank.send_req_work)} request lists, {len(rank.send_proxy_work)} hidden, "
         f"{len(rank.send_output_work)} outputs, {sum(map(len, rank.vote_work.values()))} votes, "
-        f"{sum(map(len, rank.verdict_work.values()))} conclusions, {sum(map(len, rank.side_work.values()))} side; "
+        f"{sum(map(len, rank.conclusion_work.values()))} conclusions, {sum(map(len, rank.side_work.values()))} side; "
         f"{rank.link.inbox_size} messages put aside, "
         f"{len(rank.last_rank_comm_queue)} outputs not released"
     )
