@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ppsim.check.telling import Place
+from ppsim.check.describe import Place
 from ppsim.core.effects import AwaitLocal, AwaitTokens, Commit, Decision, Effect, Recv, Send
 from ppsim.core.outcome import Verdict
 from ppsim.core.rank import Rank

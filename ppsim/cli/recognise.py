@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ppsim.cli.measured import loaded
-from ppsim.cli.told import Told, counted
+from ppsim.cli.read_report import Told, counted
 from ppsim.errors import PpsimError
 
 IDENTIFIER = re.compile(r"^[A-Za-z_#][\w ()/%.#²-]{0,60}$")

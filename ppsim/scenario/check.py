@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ppsim.cost.quantization import method_named
 from ppsim.errors import ScenarioError
-from ppsim.scenario.expectable import check_expect
+from ppsim.scenario.expect_possible import check_expect
 from ppsim.scenario.gpu import scenario_gpu
 from ppsim.scenario.hicache import check_hicache
 from ppsim.scenario.layers import known_shape, num_layers

@@ -24,7 +24,7 @@ from ppsim.core.rank import Rank
 from ppsim.core.schedule.request import State
 from ppsim.core.surroundings import Surroundings
 from ppsim.core.votes import Voting
-from ppsim.fuzz.bugs.told import answers
+from ppsim.fuzz.bugs.replies import answers
 from ppsim.plugin import all_bugs, load
 from ppsim.plugin.plans import before, behind, does, edited
 from ppsim.recording import Verdict

@@ -13,7 +13,7 @@ from typing import Any, assert_never
 
 from simpy import Environment, Event
 
-from ppsim.check.watch import StopRun
+from ppsim.check.client_watch import StopRun
 from ppsim.core import actions as acts
 from ppsim.core import effects as fx
 from ppsim.core import observations as obs
@@ -29,7 +29,7 @@ from ppsim.world.pair.ends import End, Write
 from ppsim.world.pair.pages import PageGuard
 from ppsim.world.pair.sides import PREFILL
 from ppsim.world.pair.transfers import Transfers
-from ppsim.world.setting import Setting
+from ppsim.world.run_setting import Setting
 from ppsim.world.streams import Payload
 
 LOOKS_ACROSS = (obs.Senders, obs.Receivers, obs.FirstTokens, obs.Statuses)

@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ppsim.check.client_watch import StopRun
 from ppsim.check.progress import describe
-from ppsim.check.watch import StopRun
 from ppsim.core.effects import Effect, Ingest
 from ppsim.errors import EXIT_LIVENESS, EXIT_UNKNOWN
 
 if TYPE_CHECKING:
-    from ppsim.world.setting import SimulatedSeat
+    from ppsim.world.run_setting import SimulatedSeat
 
 MAX_EFFECTS = 100_000
 MAX_EFFECTS_A_REQUEST = 1_000  # replies, transfers and copies of each request in one iteration: a few
