@@ -14,9 +14,10 @@ from ppsim.plan.rerun import rerun
 from ppsim.plan.search import Progress, Search
 from ppsim.plan.trial_load import NUM_REQUESTS, probe_of
 from ppsim.plan.tuning import Judged, Row, Tuning, score_of
+from ppsim.scenario.bounds import MAX_TOKENS
 from ppsim.scenario.layers import known_shape
 from ppsim.scenario.rank import given_pool
-from ppsim.scenario.tree import MAX_TOKENS, Scenario
+from ppsim.scenario.tree import Scenario
 from ppsim.scenario.warn import MADE_UP, assumed_workload, default_costs, named_model
 from ppsim.sglang.edit import edited
 from ppsim.sglang.launch import to_launch_line

@@ -2,6 +2,9 @@
 
 A handler returns the reply, or BLOCKED with the peer it waits for; then the SimPy process sleeps until that peer has
 acted, and the same effect is tried again. Everything is arithmetic on integers until a rank really has to wait.
+
+Over 400 lines because a handler for each effect stands here, all on one clock and the same queues. They are methods of
+one class, not a class each, because most of the time of a run is spent in them.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ Who looks at the other side waits until everybody has come to its local time. Th
 looking again cannot help: nothing is launched, the votes have settled, and no status has changed meanwhile. It wakes
 when one changes, when a request arrives, or when a limit of its own passes, at the visit that would have come then. (A
 change on a later rank could have been seen one visit earlier: that rank looks a little after the first one.)
+
+Over 400 lines because it answers every local fact that has two sides, and they share when this rank sleeps and wakes.
 """
 
 from __future__ import annotations
