@@ -9,11 +9,17 @@ BIN := $(VENV)/bin
 BENCHES := loop world tune fuzz votes
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
-.PHONY: help run test lint unit bench clean
+# What CI has no time for; docs/testing.md says of each when it was last run. Set them to look further.
+FUZZ_SECONDS := 600
+FUZZ_SEED := 0
+BUG_SECONDS := 60
+
+.PHONY: help run test test-all lint unit long campaign planted explore bench clean
 
 help:
 	@echo "make run    install the simulator (no torch), simulate the shipped trace: a table and a picture"
 	@echo "make test   install everything, then ruff, mypy --strict and all tests"
+	@echo "make test-all  that, and the long things: more examples, campaigns, planted bugs, exploration (docs/testing.md)"
 	@echo "make bench  install everything, then the benchmarks of bench/"
 	@echo "make clean  remove $(VENV) and the tools' caches; runs/ stays"
 
@@ -22,6 +28,26 @@ run: $(VENV)/.simulator
 	$(BIN)/ppsim plot latest
 
 test: lint unit
+
+# Hours on two cores; each line is a target of its own.
+test-all: test long campaign planted explore bench
+
+# Ten times the examples of the pipelines of hand-driven ranks, and the tests that `make test` leaves out by their mark.
+long: $(VENV)/.everything
+	PPSIM_EXAMPLES=10 $(BIN)/python -m pytest -n 2 --timeout 3600 tests/interactions
+	PPSIM_LONG=1 $(BIN)/python -m pytest -n 2 -m long
+
+campaign: $(VENV)/.everything
+	$(BIN)/ppsim fuzz --profile all --seed $(FUZZ_SEED) --budget $(FUZZ_SECONDS) --jobs 2
+
+planted: $(VENV)/.everything
+	$(BIN)/ppsim bugs --all --budget $(BUG_SECONDS)
+
+# The page as it would be today is runs/explore.md; docs/results/explore.md is left alone.
+explore: $(VENV)/.everything
+	@mkdir -p runs && rm -f runs/explore.jsonl
+	$(BIN)/python bench/bench_explore.py --measure runs/explore.jsonl
+	$(BIN)/python bench/bench_explore.py runs/explore.jsonl > runs/explore.md
 
 lint: $(VENV)/.everything
 	$(BIN)/ruff check .

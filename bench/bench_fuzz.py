@@ -20,9 +20,9 @@ from functools import partial
 from typing import Any
 
 from ppsim.core.parts import UNCHANGED
+from ppsim.fuzz.coverage_probes import hits
 from ppsim.fuzz.experiment import Experiment, digest_of, run_experiment
 from ppsim.fuzz.generate import generated as example
-from ppsim.fuzz.probes import hits
 from ppsim.fuzz.profiles import profile_named
 from ppsim.fuzz.round import ROUND, TWICE_EVERY
 from ppsim.scenario.check import check_scenario

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from ppsim.plan.candidate import Candidate, given_candidate
 from ppsim.plan.evaluate import FastPath
 from ppsim.plan.grid import chunk_sizes
-from ppsim.plan.probe_load import OBJECTIVES, probe_of
 from ppsim.plan.rerun import rerun
+from ppsim.plan.trial_load import OBJECTIVES, probe_of
 from ppsim.scenario import Scenario, load_scenario
 
 SCENARIOS = ("paper/qwen3_235b_h20_pp8", "paper/deepseek_v31_h20_pp4", "mooncake")

@@ -210,8 +210,8 @@ def parts_page() -> str:
     text = PARTS_HEAD + methods_table(Policy, Policy, whole=True) + PARTS_TEXT
     for field in fields(Parts):
         name, part = field.name, getattr(RIGHT, field.name)
-        file = part.__module__.rpartition(".")[2]
-        text += f"\n### {name}: `{part.__name__}`, core/{file}.py\n\n{first_sentence(part)}\n"
+        file = part.__module__.removeprefix("ppsim.").replace(".", "/")
+        text += f"\n### {name}: `{part.__name__}`, {file}.py\n\n{first_sentence(part)}\n"
         text += methods_table(part, part)
     return text + SURROUNDINGS_TEXT + methods_table(Surroundings, Surroundings, whole=True)
 

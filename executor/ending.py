@@ -10,11 +10,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from executor.client import GaveUp
 from executor.status import Status
 from executor.worker import Report
+from ppsim.check.client_watch import StopRun
+from ppsim.check.describe import Place
 from ppsim.check.observers import Seat, phase_of_error
-from ppsim.check.telling import Place
 from ppsim.check.together import Together, in_order
 from ppsim.check.verdicts import broken, judged, root_cause, verdict_of
-from ppsim.check.watch import StopRun
 from ppsim.core.config import RankConfig
 from ppsim.core.errors import CallsDiffer, CoreError, InvariantViolation
 from ppsim.core.outcome import PASS, Verdict

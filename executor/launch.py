@@ -30,8 +30,8 @@ from executor.status import Status
 from executor.supervise import STALL_S, Failed, Ranks, Stalled
 from executor.watchdog import Watchdog, pulse_of
 from executor.worker import HOST, Job, Report, run_rank
+from ppsim.check.client_watch import StopRun
 from ppsim.check.progress import Stuck
-from ppsim.check.watch import StopRun
 from ppsim.core.errors import CoreError
 from ppsim.core.messages import Input
 from ppsim.errors import PluginError, PpsimError, RankDied, UsageError

@@ -16,7 +16,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from executor.client import Client, GaveUp, LiveClient, ReplayClient
 from executor.driver import Answers
 from executor.ending import verdict_of_error
-from executor.place import Place
+from executor.judged_rank import Place
 from executor.stage import kv_of, load_stage
 from executor.status import Status
 from executor.store import ConsensusStore
@@ -25,9 +25,9 @@ from executor.timing import ForwardTimer
 from executor.transport import PeerLost, Transport
 from executor.watchdog import attach
 from executor.worker import HOST, Job, Report
+from ppsim.check.client_watch import StopRun
 from ppsim.check.observers import phase_of_error
 from ppsim.check.verdicts import calls_of
-from ppsim.check.watch import StopRun
 from ppsim.core import surroundings as behaviour_of
 from ppsim.core.errors import CoreError
 from ppsim.core.loop import event_loop_pp

@@ -1,7 +1,8 @@
 """What a rank process observes alone: grammar compiles, transfers of a modelled peer, its clock, the store.
 
-The facts are those of the simulated world (``ppsim.workload.facts``): by iteration of the rank, listed or drawn from
-the same named streams. What differs is how the first rank learns of the others' statuses: over ZeroMQ, in its own time.
+The facts are those of the simulated world (``ppsim.workload.local_facts``): by iteration of the rank, listed
+or drawn from the same named streams. What differs is how the first rank learns of the others' statuses: over ZeroMQ,
+in its own time.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from ppsim.core.errors import InvariantViolation
 from ppsim.core.rank import Rank
 from ppsim.scenario import Scenario
 from ppsim.workload.choices import SeededChoices
-from ppsim.workload.facts import Facts
+from ppsim.workload.local_facts import Facts
 
 NS_PER_MS = 1_000_000
 

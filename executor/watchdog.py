@@ -32,7 +32,7 @@ from ppsim.recording import Recording
 from ppsim.scenario import Scenario
 
 if TYPE_CHECKING:
-    from executor.place import Place
+    from executor.judged_rank import Place
 
 NS_PER_MS = 1_000_000
 START_MS = 120_000.0  # loading libraries and weights, and meeting the other ranks

@@ -24,6 +24,7 @@ from ppsim.core.messages import (
     Call,
     CallLog,
     Check,
+    Conclusion,
     FlushCache,
     Hidden,
     Lane,
@@ -34,11 +35,10 @@ from ppsim.core.messages import (
     Shutdown,
     Side,
     Start,
-    Verdict,
     Vote,
 )
 
-MESSAGES: dict[str, type] = {c.__name__: c for c in (Start, Meta, Hidden, Output, Vote, Verdict, Side, Check)}
+MESSAGES: dict[str, type] = {c.__name__: c for c in (Start, Meta, Hidden, Output, Vote, Conclusion, Side, Check)}
 PARTS: dict[str, type] = {c.__name__: c for c in (NewRequest, AbortReq, FlushCache, Shutdown, Call, CallLog)}
 TYPES = {**MESSAGES, **PARTS}
 DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.int64)}

@@ -5,6 +5,7 @@ A skipped test is one character in a row of dots, and a test that goes over data
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+LONG = "make test-all runs it (docs/testing.md)"
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
 
 OUTSIDE = (
@@ -46,6 +48,14 @@ def left_out(reasons: Iterable[str], files: set[str], beside: Path = BESIDE) -> 
         for place, what, readers in OUTSIDE
         if files & set(readers) and not (beside / place).exists()
     ]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests marked ``long`` are left out, and told at the end, unless PPSIM_LONG=1 asks for them."""
+    if os.environ.get("PPSIM_LONG") != "1":
+        for item in items:
+            if item.get_closest_marker("long"):
+                item.add_marker(pytest.mark.skip(reason=LONG))
 
 
 def reason_of(report: Any) -> str:

@@ -18,18 +18,18 @@ from ppsim.api.run import Run
 from ppsim.api.simulation import ScenarioLike, load, simulated
 from ppsim.errors import UsageError
 from ppsim.fuzz.campaign import CampaignResult, Finding, run_campaign
+from ppsim.fuzz.coverage_probes import PROBES
 from ppsim.fuzz.emit import regression_test
 from ppsim.fuzz.experiment import Experiment, Terms, is_valid
 from ppsim.fuzz.explore import Exploration, chosen, parse_bounds
 from ppsim.fuzz.explore import explore as run_all
 from ppsim.fuzz.generate import strategy
 from ppsim.fuzz.limit import MAX_EXAMPLE_S
-from ppsim.fuzz.probes import PROBES
 from ppsim.fuzz.profiles import profile_named, profile_of_bugs
 from ppsim.fuzz.repro import save
 from ppsim.fuzz.round import ROUND, Order
 from ppsim.scenario.check import check_scenario
-from ppsim.scenario.expected import without_expect
+from ppsim.scenario.expect_judged import without_expect
 from ppsim.scenario.load import validate
 
 if TYPE_CHECKING:

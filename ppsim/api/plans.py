@@ -14,11 +14,11 @@ from ppsim.cost.chunk_report import PLANNERS, ChunkQuestion, ChunkReport, chunk_
 from ppsim.errors import ScenarioError, UsageError
 from ppsim.plan.compare import Comparison, Question, Standing
 from ppsim.plan.compare import compare as compare_ways
-from ppsim.plan.probe_load import NUM_REQUESTS
+from ppsim.plan.trial_load import NUM_REQUESTS
 from ppsim.plan.tune import Wish, tuned_scenario
 from ppsim.plan.tune import tune as search
 from ppsim.plan.tuning import Tuning
-from ppsim.scenario.expected import without_expect
+from ppsim.scenario.expect_judged import without_expect
 from ppsim.scenario.tree import Scenario
 
 if TYPE_CHECKING:

@@ -30,7 +30,7 @@ from ppsim.recording.summary import summarize
 if TYPE_CHECKING:
     import pandas as pd
 
-    from ppsim.scenario.expected import Expectations
+    from ppsim.scenario.expect_judged import Expectations
     from ppsim.scenario.tree import Scenario
 
 SIDES = ("prefill", "decode")
@@ -122,7 +122,7 @@ class Run:
         Nothing is judged where keys or the policy have been changed: ``not_judged`` says which.
         """
         from ppsim.plugin import all_bugs
-        from ppsim.scenario.expected import expectations
+        from ppsim.scenario.expect_judged import expectations
 
         if self._scenario is None or (isinstance(self._scenario, Mapping) and "expect" not in self._scenario):
             return None

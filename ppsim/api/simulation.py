@@ -11,13 +11,13 @@ from ppsim.api.policies import Changes, PolicyLike, changes_of
 from ppsim.api.run import Run
 from ppsim.errors import PpsimError, UsageError
 from ppsim.fuzz.experiment import Experiment
-from ppsim.scenario.expected import with_change
+from ppsim.scenario.expect_judged import with_change
 from ppsim.scenario.load import read_scenario, scenario_with
 from ppsim.scenario.tree import Scenario
 from ppsim.sglang.result import LaunchLine
 from ppsim.world.choices import Choices
 from ppsim.world.crash import crash_in
-from ppsim.world.setting import Setting
+from ppsim.world.run_setting import Setting
 from ppsim.world.simulate import simulate as simulate_world
 
 if TYPE_CHECKING:

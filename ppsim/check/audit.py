@@ -23,7 +23,7 @@ from ppsim.core import effects as fx
 from ppsim.core.consensus import KVPoll
 from ppsim.core.disagg.ballots import TERMINAL_VOTES
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.messages import AbortReq, Lane, Message, Meta, NewRequest, Output, Verdict
+from ppsim.core.messages import AbortReq, Conclusion, Lane, Message, Meta, NewRequest, Output
 from ppsim.core.observations import Clock, Receivers, Senders, Statuses
 from ppsim.core.schedule.batch import ForwardBatch
 from ppsim.core.schedule.journal import Advanced
@@ -44,7 +44,7 @@ class Audit:
         self.answered = Answered(tell)
         self.next_iteration: dict[int, int] = {}
         self.metas: dict[tuple[int, int], list[int]] = {}
-        self.verdicts: dict[tuple[int, int, str], int] = {}
+        self.last_sent: dict[tuple[int, int, str], int] = {}
         self.launched: dict[tuple[int, int], tuple[int, tuple[str, ...]]] = {}
         self.page_claims = PageClaims(self.launched)
         self.one_place, self.tier_rules = OnePlace(), TierRules()
@@ -249,14 +249,14 @@ class Audit:
             reached = r.iteration_of(dst) if self.commits_wait else None
             if reached is not None and message.iteration - reached > 1:
                 self.fail("INV-08", r, f"it sends list {message.iteration} while rank {dst} is in {reached}")
-        elif isinstance(message, Verdict):
-            due = self.verdicts.get((r.rank_id, dst, message.name), r.rank.config.pp_async_batch_depth - 1) + 1
+        elif isinstance(message, Conclusion):
+            due = self.last_sent.get((r.rank_id, dst, message.name), r.rank.config.pp_async_batch_depth - 1) + 1
             if message.iteration != due:
                 text = (
                     f"the conclusion of {message.name} of iteration {message.iteration} is sent, that of {due} is due"
                 )
                 self.fail("INV-37", r, text)
-            self.verdicts[r.rank_id, dst, message.name] = message.iteration
+            self.last_sent[r.rank_id, dst, message.name] = message.iteration
             both = [rid for rid in message.good if rid in message.bad]
             if both and message.name not in TERMINAL_VOTES:
                 self.fail("INV-56", r, f"{both} are both good and bad in a conclusion of {message.name}")

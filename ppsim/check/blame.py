@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
+from ppsim.check.describe import first_rid, rid_of, short, told, told_message
 from ppsim.check.observers import Seat, phase_of
-from ppsim.check.telling import first_rid, rid_of, short, told, told_message
 from ppsim.core.channels import RULES
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Commit, Decided, Decision, Effect, Send

@@ -15,14 +15,15 @@ from typing import Any, TypeAlias
 from ppsim.check import lockstep, physical, progress, together
 from ppsim.check.answered import Answered
 from ppsim.check.audit import Audit
+from ppsim.check.client_watch import Watch
 from ppsim.check.conclusions import Conclusions
-from ppsim.check.facts import FACTS
 from ppsim.check.leftovers import rank_leftover, unanswered
 from ppsim.check.one_place import OnePlace, misplaced
 from ppsim.check.page_claims import PageClaims
 from ppsim.check.page_contents import PageContents
 from ppsim.check.reads import LaunchReads
 from ppsim.check.replies import Replies
+from ppsim.check.rule_facts import FACTS
 from ppsim.check.rules import Rules
 from ppsim.check.tier_rules import TierRules
 from ppsim.check.together import Together
@@ -30,7 +31,6 @@ from ppsim.check.transfers import TransferRules, not_covered_once
 from ppsim.check.turn_rules import TurnRules
 from ppsim.check.wait_limits import Agreements, Movement, Retractions
 from ppsim.check.waits import Waits
-from ppsim.check.watch import Watch
 from ppsim.core import phases, start
 from ppsim.core.channels import Endpoint
 from ppsim.core.disagg import ballots

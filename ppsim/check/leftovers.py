@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from ppsim.check.watch import Watch
+from ppsim.check.client_watch import Watch
 from ppsim.core.rank import Rank
 
 

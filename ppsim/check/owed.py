@@ -41,9 +41,9 @@ def due_iteration(wait: Wait) -> int:
         return 0
     if wait.kind is Kind.OUTPUT:  # released by the last rank, by the others one iteration after they received it
         return m + (config.pp_async_batch_depth if config.is_last else config.num_slots)
-    if wait.kind is Kind.VERDICT and wait.lane is Lane.TP:  # from a leader, when it takes it
+    if wait.kind is Kind.CONCLUSION and wait.lane is Lane.TP:  # from a leader, when it takes it
         return m + config.pp_size - 1
-    if wait.kind is Kind.VERDICT:
+    if wait.kind is Kind.CONCLUSION:
         return m if config.is_last else m + config.pp_size
     return m
 

@@ -5,8 +5,8 @@ Each answers with what is wrong, empty where nothing is; the world knows which r
 
 from __future__ import annotations
 
+from ppsim.check.describe import Place
 from ppsim.check.progress import queue_lines
-from ppsim.check.telling import Place
 from ppsim.core.outcome import Verdict
 from ppsim.core.rank import Rank
 from ppsim.errors import EXIT_LIVENESS

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from ppsim.check.telling import Place
+from ppsim.check.describe import Place
 from ppsim.core.effects import AwaitLocal, AwaitTokens, Commit, Decision, Effect, Recv, Send
 from ppsim.core.outcome import Verdict
 from ppsim.core.rank import Rank
@@ -161,7 +161,7 @@ def state_lines(rank: Rank, decisions: Sequence[Decision]) -> list[str]:
     lines.append(
         f"sends not committed: {len(rank.send_req_work)} request lists, {len(rank.send_proxy_work)} hidden, "
         f"{len(rank.send_output_work)} outputs, {sum(map(len, rank.vote_work.values()))} votes, "
-        f"{sum(map(len, rank.verdict_work.values()))} conclusions, {sum(map(len, rank.side_work.values()))} side; "
+        f"{sum(map(len, rank.conclusion_work.values()))} conclusions, {sum(map(len, rank.side_work.values()))} side; "
         f"{rank.link.inbox_size} messages put aside, "
         f"{len(rank.last_rank_comm_queue)} outputs not released"
     )

@@ -24,7 +24,7 @@ from ppsim.core import effects as fx
 from ppsim.core.consensus import KVPoll
 from ppsim.core.disagg.ballots import TERMINAL_VOTES
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.messages import AbortReq, FlushCache, Verdict
+from ppsim.core.messages import AbortReq, Conclusion, FlushCache
 from ppsim.core.schedule.admission import expected_output
 from ppsim.core.schedule.journal import Flushed
 from ppsim.core.schedule.request import Request, State
@@ -58,10 +58,10 @@ class Rules:
         view = tuple(rid for rid, v in pairs if v in good), tuple(rid for rid, v in pairs if v == KVPoll.FAILED)
         self.tell(Voices(r.rank_id, effect.iteration, r.rank.slot, name, view, phase))
 
-    def published(self, r: Seat, verdict: Verdict) -> None:
+    def published(self, r: Seat, conclusion: Conclusion) -> None:
         """The last rank publishes a conclusion: all ranks have spoken."""
         if r.rank.config.is_last:
-            about = (verdict.name, verdict.iteration, verdict.good, verdict.bad)
+            about = (conclusion.name, conclusion.iteration, conclusion.good, conclusion.bad)
             self.tell(Concludes(r.rank_id, r.rank.iteration, r.rank.slot, *about, r.phase()))
 
     # --- a decision -----------------------------------------------------------------------------------------

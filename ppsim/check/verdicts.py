@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 
 from ppsim.check.blame import Departure, earliest
 from ppsim.check.calls import after_a_crash, named
+from ppsim.check.client_watch import StopRun
+from ppsim.check.describe import Place
 from ppsim.check.invariants import BY_NAME
 from ppsim.check.observers import Seat
 from ppsim.check.owed import Wait, overdue
 from ppsim.check.progress import queue_lines
-from ppsim.check.telling import Place
-from ppsim.check.watch import StopRun
 from ppsim.core.errors import CallsDiffer, CoreError, InvariantViolation, ProtocolError
 from ppsim.core.messages import Call
 from ppsim.core.outcome import Verdict, VerdictKind

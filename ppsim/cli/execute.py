@@ -78,7 +78,7 @@ def execute(
     from ppsim.plugin import all_bugs, bugs_in
     from ppsim.plugin.loader import always_on
     from ppsim.recording.folder import run_folder
-    from ppsim.scenario.expected import with_change
+    from ppsim.scenario.expect_judged import with_change
 
     if module is not None and always_on(module):
         loaded = with_change(loaded, f"the policy ({plugin})")

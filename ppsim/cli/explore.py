@@ -54,7 +54,7 @@ def explore(
     from ppsim.fuzz.explore import chosen, parse_bounds
     from ppsim.fuzz.explore import explore as run_all
     from ppsim.plugin import load
-    from ppsim.scenario.expected import without_expect
+    from ppsim.scenario.expect_judged import without_expect
 
     expecting = scenario_of(scenario, None, None, overrides)
     loaded = without_expect(expecting)

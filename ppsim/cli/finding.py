@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ppsim.fuzz.campaign import Finding
     from ppsim.recording import Recording
     from ppsim.world import SimulationResult
-    from ppsim.world.setting import Setting
+    from ppsim.world.run_setting import Setting
 
 CLASSES = {EXIT_SAFETY: "safety", EXIT_LIVENESS: "liveness", EXIT_NONDETERMINISM: "nondeterminism"}
 LOG_LINES = 8

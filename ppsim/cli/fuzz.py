@@ -58,8 +58,8 @@ def fuzz(
     as_json: JsonOption = False,
 ) -> int:
     """Does any interleaving break it? Generate experiments, check everything, shrink what fails."""
+    from ppsim.cli.every_report import write_and_read
     from ppsim.cli.progress import ProgressBar
-    from ppsim.cli.reports import write_and_read
     from ppsim.errors import EXIT_PASS, EXIT_UNKNOWN, UsageError
     from ppsim.fuzz.campaign import run_campaign
     from ppsim.fuzz.experiment import Terms
@@ -158,7 +158,7 @@ def verdict_of(result: CampaignResult) -> str:
 
 def campaign_json(result: CampaignResult, folder: CampaignFolder) -> dict[str, Any]:
     """The JSON of a campaign; ``seconds`` is the only field that is not a function of the order."""
-    from ppsim.fuzz.probes import PAIRS, PROBES
+    from ppsim.fuzz.coverage_probes import PAIRS, PROBES
 
     return {
         "verdict": verdict_of(result),
@@ -187,7 +187,7 @@ def campaign_json(result: CampaignResult, folder: CampaignFolder) -> dict[str, A
 def print_campaign(result: CampaignResult, folder: CampaignFolder) -> None:
     """The report of a campaign; a failure ends in a command."""
     from ppsim.cli.finding import print_finding
-    from ppsim.fuzz.probes import PAIRS, PROBES
+    from ppsim.fuzz.coverage_probes import PAIRS, PROBES
 
     order = result.order
     for found, path in zip(result.findings, folder.repros, strict=True):

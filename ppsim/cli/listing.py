@@ -88,7 +88,7 @@ def profiles(as_json: JsonOption = False) -> int:
 @guarded
 def probes(as_json: JsonOption = False) -> int:
     """The situations that a campaign should reach, and the arrows of the request table."""
-    from ppsim.fuzz.probes import PAIRS, PROBES
+    from ppsim.fuzz.coverage_probes import PAIRS, PROBES
 
     if as_json:
         print(json.dumps({"probes": PROBES, "arrows": PAIRS}))

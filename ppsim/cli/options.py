@@ -161,7 +161,7 @@ def workload_keys(
     prompt: int | None, output: int | None, rate: float | None, trace: str | None = None
 ) -> dict[str, Any]:
     """Keys of the workload that --prompt, --output and --rate give. Raises UsageError for a number that cannot be."""
-    from ppsim.scenario.tree import MAX_TOKENS
+    from ppsim.scenario.bounds import MAX_TOKENS
 
     given = {"--prompt": prompt, "--output": output, "--rate": rate}
     for option, value in given.items():

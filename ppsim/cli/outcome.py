@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ppsim.recording import Recording, Verdict
     from ppsim.recording.folder import RunFolder
     from ppsim.scenario import Scenario
-    from ppsim.world.setting import Setting
+    from ppsim.world.run_setting import Setting
 
 
 def simulated(
@@ -59,7 +59,7 @@ def simulated(
             raise
         from ppsim.plugin.crash import crash_of
         from ppsim.world.crash import crashed
-        from ppsim.world.standing import record_stands
+        from ppsim.world.where_stuck import record_stands
 
         if limit.setting is None:
             raise crash_of(scenario.name, error) from error
@@ -73,7 +73,7 @@ def stopped(setting: Setting, folder: RunFolder, why: str, code: int, rank: int 
     """What there is of a run that was ended from outside, and how far it came."""
     from ppsim.recording import Verdict
     from ppsim.recording.folder import mark_incomplete
-    from ppsim.world.standing import record_stands
+    from ppsim.world.where_stuck import record_stands
 
     first = setting.ranks[0]
     ended, asked = len(setting.watch.ended), setting.watch.num_requests
@@ -104,7 +104,7 @@ def conclude(
     from ppsim.recording.folder import incomplete, leave, write_run
     from ppsim.recording.summary import summarize
     from ppsim.report.table import summary_text
-    from ppsim.scenario.expected import expectations
+    from ppsim.scenario.expect_judged import expectations
 
     summary = summarize(recording, verdict)
     write_run(folder, scenario.model_dump(mode="json"), recording, summary, verdict)

@@ -22,8 +22,8 @@ FilesArg = Annotated[
 def read(files: FilesArg, as_json: JsonOption = False) -> int:
     """Say what a file is, what was read in it, and which command takes it."""
     from ppsim.cli.fit import finite
+    from ppsim.cli.read_report import Told
     from ppsim.cli.recognise import recognise
-    from ppsim.cli.told import Told
 
     found: list[Told] = []
     for name in files:

@@ -27,7 +27,7 @@ def replay(
     as_json: JsonOption = False,
 ) -> int:
     """Reproduce a failure; the exit code is that of the failure, 4 if it does not come back the same."""
-    from ppsim.cli.reports import write_and_read
+    from ppsim.cli.every_report import write_and_read
     from ppsim.errors import EXIT_NONDETERMINISM, EXIT_PASS, UsageError
     from ppsim.fuzz.campaign import run_twice, terms_of
     from ppsim.fuzz.emit import regression_test

@@ -58,7 +58,7 @@ def run(
 
     from ppsim.plugin import all_bugs, bugs_in, load
     from ppsim.plugin.loader import always_on
-    from ppsim.scenario.expected import with_change
+    from ppsim.scenario.expect_judged import with_change
 
     module = plugin_of(plugin)
     made = load(loaded.bugs, module)

@@ -75,7 +75,7 @@ def tune(
     from ppsim.errors import UsageError
     from ppsim.plan.tune import Wish
     from ppsim.plan.tune import tune as search
-    from ppsim.scenario.expected import without_expect
+    from ppsim.scenario.expect_judged import without_expect
 
     if rate is not None and objective not in (None, "ttft_at_rate"):
         raise UsageError(f"--rate: belongs to --objective ttft_at_rate, not to {objective!r}")

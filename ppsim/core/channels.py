@@ -2,7 +2,7 @@
 
     lane     from -> to                               carries
     START    k -> k+1, last -> first                  capacity agreement, before iteration 0
-    CONTROL  k -> k+1, last -> first (verdicts)       request lists, votes, verdicts
+    CONTROL  k -> k+1, last -> first (conclusions)    request lists, votes, conclusions
     TP       leader of a stage -> its replicas        the same request lists; reductions inside the stage
     TENSOR   k -> k+1 (hidden), ring (outputs)        device data; each tensor-parallel replica on its own
     CHECK    k -> k+1, first leader -> its replicas   digests of the rank consensus checker, each replica on its own
@@ -19,12 +19,12 @@ from typing import TypeVar
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Commit, Effects, Work, recv, send
 from ppsim.core.errors import ProtocolError
-from ppsim.core.messages import Check, Hidden, Kind, Lane, Message, Meta, Output, Side, Start, Verdict, Vote
+from ppsim.core.messages import Check, Conclusion, Hidden, Kind, Lane, Message, Meta, Output, Side, Start, Vote
 
-RULES = {Kind.META: "INV-02", Kind.HIDDEN: "INV-32", Kind.OUTPUT: "INV-33", Kind.VERDICT: "INV-37"}
+RULES = {Kind.META: "INV-02", Kind.HIDDEN: "INV-32", Kind.OUTPUT: "INV-33", Kind.CONCLUSION: "INV-37"}
 """What is broken if a message of this kind is left out or sent twice; for the others it is invariant 31."""
 
-M = TypeVar("M", Start, Meta, Hidden, Output, Vote, Verdict, Side, Check)
+M = TypeVar("M", Start, Meta, Hidden, Output, Vote, Conclusion, Side, Check)
 
 
 class Endpoint:

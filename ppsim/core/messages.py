@@ -39,7 +39,7 @@ class Kind(Enum):
     HIDDEN = "hidden"
     OUTPUT = "output"
     VOTE = "vote"
-    VERDICT = "verdict"
+    CONCLUSION = "verdict"  # the word of recordings, of pictures and of what a rank waits for
     SIDE = "side"
     CHECK = "check"
 
@@ -173,10 +173,10 @@ class Vote:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Conclusion:
     """Second pass: the numbered, immutable conclusion of the vote taken in ``iteration``."""
 
-    kind: ClassVar[Kind] = Kind.VERDICT
+    kind: ClassVar[Kind] = Kind.CONCLUSION
     sender: int
     iteration: int
     slot: int
@@ -232,4 +232,4 @@ class Check:
     logs: tuple[CallLog, ...]
 
 
-Message: TypeAlias = Start | Meta | Hidden | Output | Vote | Verdict | Side | Check
+Message: TypeAlias = Start | Meta | Hidden | Output | Vote | Conclusion | Side | Check

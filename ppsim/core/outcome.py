@@ -1,6 +1,6 @@
 """How a run ended, and where its ranks stood if it failed: what the judge of both worlds says, and a recording encodes.
 
-Not to be mixed up with ``messages.Verdict``, the conclusion of one vote.
+The verdict is that of a run. What a vote comes to is a conclusion (``messages.Conclusion``).
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def ingest_inputs(rank: Rank) -> Effects[None]:
 
 
 def forward_inputs(rank: Rank) -> Effects[None]:
-    """Step 2: wait for the list of the previous iteration, then pass this one on, empty or not."""
+    """Step 2, ``commit_inputs``, ``share_inputs`` and ``send_inputs`` in one: here the list is passed on at once."""
     yield from commit_inputs(rank)
     yield from share_inputs(rank)
     yield from send_inputs(rank)
@@ -41,12 +41,12 @@ def forward_inputs(rank: Rank) -> Effects[None]:
 
 
 def commit_inputs(rank: Rank) -> Effects[None]:
-    """The list of the previous iteration was taken: the next rank is at most one iteration behind."""
+    """Wait for the list of the previous iteration: it was taken, and the next rank is at most one iteration behind."""
     yield from commit_all(rank.send_req_work)
 
 
 def share_inputs(rank: Rank) -> Effects[None]:
-    """The leader of a stage hands the request list to its tensor-parallel replicas."""
+    """Inside the stage: its leader hands the request list, empty or not, to its tensor-parallel replicas."""
     link = rank.link
     if link.is_leader:
         for replica in link.replicas:
@@ -55,7 +55,7 @@ def share_inputs(rank: Rank) -> Effects[None]:
 
 
 def send_inputs(rank: Rank) -> Effects[None]:
-    """Pass the request list on; the loops of disaggregation do it at the end of an iteration (protocol.md 1.7)."""
+    """To the next stage: the request list, empty or not; disaggregation sends it last of all (protocol.md 1.7)."""
     link = rank.link
     if link.is_leader and not rank.config.is_last:
         meta = Meta(link.rank_id, rank.iteration, rank.slot, rank.inputs)
@@ -64,7 +64,9 @@ def send_inputs(rank: Rank) -> Effects[None]:
 
 def is_idle(rank: Rank) -> bool:
     """The first rank may wait for input: no request anywhere, and nothing that it still has to pass on."""
-    carries = any(verdict is not None and (verdict.good or verdict.bad) for verdict in rank.carried.values())
+    carries = any(
+        conclusion is not None and (conclusion.good or conclusion.bad) for conclusion in rank.carried.values()
+    )
     return rank.scheduler.fully_idle and rank.pp_outputs is None and not carries and not rank.flushes
 
 
@@ -196,7 +198,7 @@ def carry_over(rank: Rank) -> Effects[None]:
 def finish(rank: Rank) -> Effects[None]:
     """After Shutdown: wait for every outstanding send, so that no buffer is left behind."""
     single = (rank.send_req_work, rank.send_proxy_work, rank.send_output_work)
-    for works in (*single, *rank.verdict_work.values(), *rank.side_work.values()):
+    for works in (*single, *rank.conclusion_work.values(), *rank.side_work.values()):
         yield from commit_all(works)
 
 

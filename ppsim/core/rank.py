@@ -15,7 +15,7 @@ from ppsim.core.channels import Endpoint
 from ppsim.core.checker import Checker, start_checker
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Effects, Work
-from ppsim.core.messages import Hidden, Input, Lane, Output, Verdict
+from ppsim.core.messages import Conclusion, Hidden, Input, Lane, Output
 from ppsim.core.policy import Policy
 from ppsim.core.schedule.journal import Journal
 from ppsim.core.schedule.scheduler import Scheduler
@@ -53,10 +53,12 @@ class Rank:
     last_rank_comm_queue: deque[Output] = field(default_factory=deque)  # last rank: launched, not yet released
     sweep_had_batch: bool = False
     vote_work: dict[str, list[Work]] = field(default_factory=dict)  # one list a vote: each is waited for alone
-    verdict_work: dict[str, list[Work]] = field(default_factory=dict)
+    conclusion_work: dict[str, list[Work]] = field(default_factory=dict)
     side_work: dict[Lane, list[Work]] = field(default_factory=dict)
-    carried: dict[str, Verdict | None] = field(default_factory=dict)  # vote -> conclusion to pass on in this iteration
-    applied_verdicts: dict[str, int] = field(default_factory=dict)  # vote -> number of the last applied conclusion
+    carried: dict[str, Conclusion | None] = field(
+        default_factory=dict
+    )  # vote -> conclusion to pass on in this iteration
+    applied_conclusions: dict[str, int] = field(default_factory=dict)  # vote -> number of the last applied conclusion
     flushes: deque[tuple[int, tuple[str, ...]]] = field(default_factory=deque)  # first rank: iteration, unanswered
     last_vote: int | None = None  # iteration of Shutdown: the last one in which a vote is taken
     waits_since_ms: dict[str, int] = field(default_factory=dict)  # by the local clock; never replicated
@@ -64,7 +66,7 @@ class Rank:
     # ----
     inputs: tuple[Input, ...] = ()
     first_pass: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = field(default_factory=dict)
-    due: dict[str, Verdict | None] = field(default_factory=dict)  # conclusions received in this iteration
+    due: dict[str, Conclusion | None] = field(default_factory=dict)  # conclusions received in this iteration
     batch: LaunchedBatch | None = None
     hidden: Hidden | None = None  # received for this batch
     hidden_out: Hidden | None = None  # produced by this batch

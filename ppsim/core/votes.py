@@ -28,11 +28,11 @@ from ppsim.core.channels import commit_all
 from ppsim.core.consensus import Rids, intersect, unite
 from ppsim.core.effects import Effects
 from ppsim.core.errors import ProtocolError
-from ppsim.core.messages import Lane, Verdict, Vote
+from ppsim.core.messages import Conclusion, Lane, Vote
 from ppsim.core.rank import Phase, Rank
 
 LocalView: TypeAlias = Callable[[Rank], Effects[tuple[Rids, Rids]]]
-Apply: TypeAlias = Callable[[Rank, Verdict], Effects[None]]
+Apply: TypeAlias = Callable[[Rank, Conclusion], Effects[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Voting:
         """Phase ``second_commit_NAME``: what was sent of a conclusion in this iteration has been taken, if anything."""
 
         def phase(rank: Rank) -> Effects[None]:
-            yield from commit_all(rank.verdict_work.setdefault(ballot.name, []))
+            yield from commit_all(rank.conclusion_work.setdefault(ballot.name, []))
 
         return named_phase(phase, f"second_commit_{ballot.name}", "Wait for what was sent of a conclusion just now.")
 
@@ -102,9 +102,9 @@ class Voting:
         """Phase ``apply_NAME``: apply the conclusion that was taken in this iteration."""
 
         def phase(rank: Rank) -> Effects[None]:
-            verdict = rank.due.pop(ballot.name, None)
-            if verdict is not None:
-                yield from ballot.apply(rank, verdict)
+            conclusion = rank.due.pop(ballot.name, None)
+            if conclusion is not None:
+                yield from ballot.apply(rank, conclusion)
 
         return named_phase(phase, f"apply_{ballot.name}", "Apply the conclusion that was taken.")
 
@@ -178,60 +178,62 @@ class Voting:
         message = rank.carried.get(name)
         if rank.config.is_last:
             publishes = rank.iteration >= rank.config.pp_async_batch_depth and votes_go_on(rank, rank.iteration)
-            message = conclusion(rank, name) if publishes else None
+            message = conclude(rank, name) if publishes else None
         if message is not None:
-            rank.verdict_work.setdefault(name, []).append((yield from rank.link.send(rank.link.next, message)))
+            rank.conclusion_work.setdefault(name, []).append((yield from rank.link.send(rank.link.next, message)))
 
-    def receive_conclusion(self, rank: Rank, name: str) -> Effects[Verdict | None]:
+    def receive_conclusion(self, rank: Rank, name: str) -> Effects[Conclusion | None]:
         """The conclusion that is due in this iteration; it is passed on in the next one."""
         config = rank.config
         about = rank.iteration - config.pp_size + 1
         if about < config.pp_async_batch_depth or not votes_go_on(rank, about):
             rank.carried[name] = None
             return None
-        verdict = yield from self.take_conclusion(rank, name, about)
-        rank.carried[name] = None if config.is_last else self.forwarded(verdict)
-        expected = rank.applied_verdicts.get(name, 0) + 1
-        if verdict.number != expected:
+        conclusion = yield from self.take_conclusion(rank, name, about)
+        rank.carried[name] = None if config.is_last else self.forwarded(conclusion)
+        expected = rank.applied_conclusions.get(name, 0) + 1
+        if conclusion.number != expected:
             raise ProtocolError(
                 rank.link.rank_id,
                 rank.iteration,
                 rank.slot,
                 f"conclusion {expected} of vote {name}",
-                str(verdict.number),
+                str(conclusion.number),
                 "a conclusion was left out or applied twice",
                 "INV-37",
             )
-        rank.applied_verdicts[name] = verdict.number
-        return verdict
+        rank.applied_conclusions[name] = conclusion.number
+        return conclusion
 
-    def forwarded(self, verdict: Verdict) -> Verdict:
+    def forwarded(self, conclusion: Conclusion) -> Conclusion:
         """What is passed on of a conclusion: the conclusion itself, unchanged."""
-        return verdict
+        return conclusion
 
-    def take_conclusion(self, rank: Rank, name: str, about: int) -> Effects[Verdict]:
+    def take_conclusion(self, rank: Rank, name: str, about: int) -> Effects[Conclusion]:
         """The conclusion of iteration ``about``: from upstream, or inside the stage from the leader."""
         link, slot = rank.link, about % rank.config.num_slots
         if not link.is_leader:
-            verdict = yield from link.receive(Verdict, link.leader, Lane.TP, about, slot)
+            conclusion = yield from link.receive(Conclusion, link.leader, Lane.TP, about, slot)
         elif rank.config.pp_size == 1:
-            verdict = conclusion(rank, name)
+            conclusion = conclude(rank, name)
         else:
-            verdict = yield from link.receive(Verdict, link.prev, Lane.CONTROL, about, slot)
-        if verdict.name != name:
-            raise out_of_order(rank, f"verdict of vote {name}", f"verdict of vote {verdict.name}")
+            conclusion = yield from link.receive(Conclusion, link.prev, Lane.CONTROL, about, slot)
+        if conclusion.name != name:
+            raise out_of_order(rank, f"conclusion of vote {name}", f"conclusion of vote {conclusion.name}")
         if link.is_leader:
             for replica in link.replicas:
-                inside = Verdict(link.rank_id, about, slot, name, verdict.number, verdict.good, verdict.bad, Lane.TP)
-                rank.verdict_work.setdefault(name, []).append((yield from link.send(replica, inside)))
-        return verdict
+                inside = Conclusion(
+                    link.rank_id, about, slot, name, conclusion.number, conclusion.good, conclusion.bad, Lane.TP
+                )
+                rank.conclusion_work.setdefault(name, []).append((yield from link.send(replica, inside)))
+        return conclusion
 
 
-def conclusion(rank: Rank, name: str) -> Verdict:
+def conclude(rank: Rank, name: str) -> Conclusion:
     """The numbered conclusion of the vote taken in this iteration."""
     good, bad = rank.first_pass[name]
     number = rank.iteration - rank.config.pp_async_batch_depth + 1
-    return Verdict(rank.link.rank_id, rank.iteration, rank.slot, name, number, good, bad)
+    return Conclusion(rank.link.rank_id, rank.iteration, rank.slot, name, number, good, bad)
 
 
 def out_of_order(rank: Rank, expected: str, came: str) -> ProtocolError:

@@ -1,7 +1,7 @@
 """What a run has reached, counted from outside: a listener on the journal of one rank.
 
-The core says what happened and counts nothing. Here it becomes the situations that probes ask for (``probes.py``) and
-the arrows of the request table.
+The core says what happened and counts nothing. Here it becomes the situations that probes ask for
+(``coverage_probes.py``) and the arrows of the request table.
 """
 
 from __future__ import annotations

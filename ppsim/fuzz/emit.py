@@ -28,7 +28,7 @@ def regression_test(repro: Repro, name: str) -> str:
     terms = ""
     if what.startswith("report-"):
         terms = ", terms=Terms(reports=write_and_read)"
-        lines.append("from ppsim.cli.reports import write_and_read")
+        lines.append("from ppsim.cli.every_report import write_and_read")
     names = "Experiment, Terms, run_experiment" if terms else "Experiment, run_experiment"
     lines.append(f"from ppsim.fuzz.experiment import {names}, tape_of")
     if is_planted:

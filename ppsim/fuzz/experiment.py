@@ -24,7 +24,7 @@ from ppsim.scenario.load import validate
 from ppsim.scenario.tree import Scenario
 from ppsim.world.choices import Choices, PctChoices, RecordingChoices, SeededChoices, TapeChoices
 from ppsim.world.crash import crashed
-from ppsim.world.setting import Setting
+from ppsim.world.run_setting import Setting
 from ppsim.world.simulate import SimulationResult, simulate
 
 ANY_ROLE = "any"

@@ -1,13 +1,8 @@
 """The user's clock over a run: the only thing that ends one from outside.
 
-Core and world read no clock, and the bounds of the world (``world/bound.py``) count what a rank asks of it. A change
-that loops for ever asks nothing. So whoever starts a run for a user, the command line or a campaign, sets a limit here:
-on the whole of it, and on the time in which no rank gets anything done. No ordinary run comes near either.
-
-An alarm raises ``OutOfTime`` where the run stands, in this process or in a worker. It is no ``Exception``, so that no
-``except Exception`` of a plug-in keeps it; one that keeps everything is asked again and again, and in the end the
-command line ends the process (``last_resort``). Where there are no alarms (another thread than the main one, another
-system) there is no limit.
+Core and world read no clock, and the bounds of the world (``world/no_progress_bound.py``) count what a rank asks of
+it. A change that loops for ever asks nothing. So whoever starts a run for a user, the command line or a campaign, sets
+a limit here: on the whole of it, and on the time in which no rank gets anything done. No ordinary run comes near them.
 """
 
 from __future__ import annotations
@@ -22,7 +17,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ppsim.world.driver import SimulatedRank
-    from ppsim.world.setting import Setting
+    from ppsim.world.run_setting import Setting
 
 MAX_EXAMPLE_S = 60.0  # of an experiment of a campaign, which takes a second at most
 MAX_STILL_S = 60.0  # without any effect of any rank; an effect takes a millisecond

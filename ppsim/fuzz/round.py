@@ -14,6 +14,7 @@ from itertools import count
 from ppsim.core.digest import digest
 from ppsim.core.parts import Change
 from ppsim.errors import EXIT_NONDETERMINISM, ScenarioError, UsageError
+from ppsim.fuzz.coverage_probes import hits
 from ppsim.fuzz.experiment import (
     NO_END,
     USUAL,
@@ -24,7 +25,6 @@ from ppsim.fuzz.experiment import (
     run_experiment,
 )
 from ppsim.fuzz.generate import generated
-from ppsim.fuzz.probes import hits
 from ppsim.fuzz.profiles import Profile, profile_named
 from ppsim.plugin import Loaded, load
 from ppsim.recording.diff import first_difference

@@ -8,8 +8,8 @@ from math import nan
 from ppsim.plan import grid
 from ppsim.plan.candidate import DEFAULT_FACTOR, Candidate, Split
 from ppsim.plan.evaluate import FastPath, Figures
-from ppsim.plan.probe_load import Probe
 from ppsim.plan.search import Search
+from ppsim.plan.trial_load import Probe
 from ppsim.plan.tuning import Change, Contest, HeatMap, score_of
 
 CONCURRENCIES = (1, 4)

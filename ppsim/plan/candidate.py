@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ppsim.cost.partition import even_partition
-from ppsim.plan.probe_load import Probe
+from ppsim.plan.trial_load import Probe
 from ppsim.scenario.layers import partition_of
 from ppsim.scenario.tree import Disaggregation, Faults, Observations, Run, Scenario, Timeouts
 

@@ -22,9 +22,9 @@ from ppsim.plan.candidate import Candidate, Split
 from ppsim.plan.chunk_rule import ChunkRule
 from ppsim.plan.compare_question import PAGE_SIZE, Decode, Question, check_numbers, group_size, joint_of
 from ppsim.plan.evaluate import Figures, block_width, profiled, stream_figures
-from ppsim.plan.probe_load import Probe
 from ppsim.plan.prompt_feed import Limits
 from ppsim.plan.stream_loop import Surroundings
+from ppsim.plan.trial_load import Probe
 
 ASSUMED_EFFICIENCY = 0.57
 FIXED_CHUNKS = (128, 256, 512, 1024, 1536, 2048, 3072, 4096, 6144, 8192, 12288, 16384)

@@ -11,8 +11,8 @@ from ppsim.cost.model import ModelShape
 from ppsim.errors import UsageError
 from ppsim.plan.compare_links import PUBLISHED_ALL, Joint, Overheads
 from ppsim.plan.crossing import REACH_GB_PER_S
-from ppsim.plan.probe_load import NUM_REQUESTS
-from ppsim.scenario.tree import MAX_TOKENS
+from ppsim.plan.trial_load import NUM_REQUESTS
+from ppsim.scenario.bounds import MAX_TOKENS
 
 MAX_GPUS = 1024
 MAX_NICS = 1024

@@ -18,9 +18,9 @@ from ppsim.plan.array_cost import ArrayCost, array_cost
 from ppsim.plan.candidate import Candidate, Split
 from ppsim.plan.chunk_rule import ChunkRule
 from ppsim.plan.feasible import placed, pool_tokens
-from ppsim.plan.probe_load import Probe
 from ppsim.plan.prompt_feed import Limits, PromptFeed
 from ppsim.plan.stream_loop import StreamLoop, Surroundings
+from ppsim.plan.trial_load import Probe
 from ppsim.scenario.layers import hidden_bytes_per_token
 from ppsim.scenario.rank import rule_set
 from ppsim.scenario.stagecost import stage_cost

@@ -5,9 +5,9 @@ prefix: a prompt that is being cut goes on, what is left of the chunk goes to th
 of them may be cut, and nothing is admitted that the pool cannot hold to its end. Decode batches never come up.
 
 The scheduler itself is Python objects for each request of each configuration: far too slow here, so it cannot
-be asked here. What a prompt needs and what it takes off the budgets are the functions of ``core/admission.py``; that
-the order of looks at them is the scheduler's is held by a property test against the scheduler itself
-(tests/unit/test_prompt_feed.py).
+be asked here. What a prompt needs and what it takes off the budgets are the functions of
+``core/schedule/admission.py``; that the order of looks at them is the scheduler's is held by a property test against
+the scheduler itself (tests/unit/test_prompt_feed.py).
 
 So no slot ever has a decode set, and ``batch_is_full`` matters in one case: who waits does not fit and nothing is
 launched. Then the slot is closed (``RankConfig.reopen_empty_slots``) until the chunk of a prompt passes through it;

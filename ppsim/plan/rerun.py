@@ -5,7 +5,7 @@ from __future__ import annotations
 from ppsim.errors import PpsimError
 from ppsim.plan.candidate import Candidate, with_candidate, with_probe
 from ppsim.plan.evaluate import Figures
-from ppsim.plan.probe_load import Probe
+from ppsim.plan.trial_load import Probe
 from ppsim.recording.summary import summarize
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.tree import Scenario

@@ -17,7 +17,7 @@ from ppsim.plan import grid
 from ppsim.plan.candidate import DEFAULT_FACTOR, Candidate, Split, given_candidate
 from ppsim.plan.evaluate import FastPath, Figures
 from ppsim.plan.feasible import Feasibility, feasibility, splits, why_not
-from ppsim.plan.probe_load import Probe
+from ppsim.plan.trial_load import Probe
 from ppsim.plan.tuning import Row, Step, gain_over, score_of
 from ppsim.scenario.tree import Scenario
 

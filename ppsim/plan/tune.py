@@ -10,13 +10,14 @@ from ppsim.plan.candidate import Candidate, with_candidate
 from ppsim.plan.evaluate import Figures, not_in_fast_path
 from ppsim.plan.feasible import pool_tokens
 from ppsim.plan.grid import chunk_sizes
-from ppsim.plan.probe_load import NUM_REQUESTS, probe_of
 from ppsim.plan.rerun import rerun
 from ppsim.plan.search import Progress, Search
+from ppsim.plan.trial_load import NUM_REQUESTS, probe_of
 from ppsim.plan.tuning import Judged, Row, Tuning, score_of
+from ppsim.scenario.bounds import MAX_TOKENS
 from ppsim.scenario.layers import known_shape
 from ppsim.scenario.rank import given_pool
-from ppsim.scenario.tree import MAX_TOKENS, Scenario
+from ppsim.scenario.tree import Scenario
 from ppsim.scenario.warn import MADE_UP, assumed_workload, default_costs, named_model
 from ppsim.sglang.edit import edited
 from ppsim.sglang.launch import to_launch_line

@@ -7,7 +7,7 @@ from typing import Any
 
 from ppsim.plan.candidate import Candidate, Split
 from ppsim.plan.evaluate import Figures
-from ppsim.plan.probe_load import Probe
+from ppsim.plan.trial_load import Probe
 
 Score = float
 """Seconds to the first token, or seconds of the whole stream for each of its tokens: smaller is better."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from ppsim.cost.quantization import method_named
 from ppsim.errors import ScenarioError
-from ppsim.scenario.expectable import check_expect
+from ppsim.scenario.bounds import MAX_RANKS, MAX_REQUESTS, MAX_TOKENS
+from ppsim.scenario.expect_possible import check_expect
 from ppsim.scenario.gpu import scenario_gpu
 from ppsim.scenario.hicache import check_hicache
 from ppsim.scenario.layers import known_shape, num_layers
 from ppsim.scenario.stagecost import stage_cost
-from ppsim.scenario.tree import MAX_RANKS, MAX_REQUESTS, MAX_TOKENS, Scenario, ScriptedRequest
+from ppsim.scenario.tree import Scenario
+from ppsim.scenario.workload_keys import ScriptedRequest
 
 
 def check_scenario(s: Scenario) -> None:

@@ -1,6 +1,6 @@
 """``[expect]``: what must come out of a run, as keys of the scenario (docs/expect.md).
 
-Rule: no run depends on it. Neither world reads it; what came out is held against it afterwards (``expected.py``).
+Rule: no run depends on it. Neither world reads it; what came out is held against it afterwards (``expect_judged.py``).
 """
 
 from __future__ import annotations

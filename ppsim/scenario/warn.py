@@ -6,7 +6,8 @@ from ppsim.cost.roofline import DECODE_LAYER_US
 from ppsim.scenario.chunks import sglang_predictor
 from ppsim.scenario.effects import OVERHEADS, keys_without_effect, request_keys_without_effect
 from ppsim.scenario.layers import known_shape
-from ppsim.scenario.tree import CostTree, Disaggregation, Length, Links, Model, Scenario, Workload
+from ppsim.scenario.tree import CostTree, Disaggregation, Links, Model, Scenario
+from ppsim.scenario.workload_keys import Length, Workload
 
 
 def start_warnings(s: Scenario) -> tuple[str, ...]:

@@ -8,6 +8,9 @@ exports behind the command, arrays that are used later, lists in YAML, and sever
 - without a program, a block behind a blank line starts a new draft if it repeats a flag of the draft before it;
 - an assignment inside such a block is of that block; others hold for what follows; those behind the last command are
   taken for it (a shell would not: said once).
+
+Over 400 lines because the rules share one state, the command that is open and what was assigned before it: a reader of
+two files would have to hold both in mind.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ from ppsim.cost.config_json import checkpoint_of, known_key, load_model
 from ppsim.cost.gpu import load_gpu
 from ppsim.cost.quantization import ALIASES, METHODS
 from ppsim.errors import ScenarioError, UsageError
+from ppsim.scenario.bounds import KvCacheType
 from ppsim.scenario.load import known_keys
-from ppsim.scenario.tree import KvCacheType, Scenario
+from ppsim.scenario.tree import Scenario
 from ppsim.sglang import flags, vllm
 from ppsim.sglang.flags import defaults
 from ppsim.sglang.result import LaunchLine, plain

@@ -10,9 +10,10 @@ import math
 from typing import Any
 
 from ppsim.errors import ScenarioError
+from ppsim.scenario.bounds import MAX_TOKENS
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import put, validate
-from ppsim.scenario.tree import MAX_TOKENS, Model, Scenario, Scheduler
+from ppsim.scenario.tree import Model, Scenario, Scheduler
 from ppsim.sglang.result import LaunchLine
 from ppsim.sglang.scenario import priced, to_scenario
 

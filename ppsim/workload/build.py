@@ -11,7 +11,8 @@ from ppsim.core.messages import AbortReq, FlushCache, NewRequest
 from ppsim.core.tokens import count
 from ppsim.errors import ScenarioError
 from ppsim.scenario.check import NO_ANSWER
-from ppsim.scenario.tree import Scenario, ScriptedRequest
+from ppsim.scenario.tree import Scenario
+from ppsim.scenario.workload_keys import ScriptedRequest
 from ppsim.workload.arrivals import EOS_TOKEN_ID, Arrival, Control, Workload, in_order
 from ppsim.workload.content import own_block, prompt_tokens
 from ppsim.workload.draws import NS_PER_S, Stream, exactly

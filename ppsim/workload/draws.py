@@ -13,7 +13,7 @@ from zlib import crc32
 
 from numpy.random import PCG64, SeedSequence
 
-from ppsim.scenario.tree import Length
+from ppsim.scenario.workload_keys import Length
 
 NS_PER_S = 1_000_000_000
 NEVER = 2.0**53

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ppsim.errors import TraceError
-from ppsim.scenario.tree import MAX_TOKENS
+from ppsim.scenario.bounds import MAX_TOKENS
 
 MAX_TIME_NS = 2**63 - 1  # 292 years
 MAX_SHOWN = 1000  # bad lines whose fault is told; further ones are named by number

@@ -15,7 +15,7 @@ from decimal import Decimal
 from typing import Any, NoReturn
 
 from ppsim.errors import TraceError
-from ppsim.scenario.tree import MAX_TOKENS
+from ppsim.scenario.bounds import MAX_TOKENS
 from ppsim.workload.lines import MAX_TIME_NS, BadLines, Line, TraceRow, shown
 from ppsim.workload.times import UNITS, WEEK_NS, ask_for_unit, from_earliest
 

@@ -21,7 +21,7 @@ from ppsim.scenario.rank import rank_config
 from ppsim.scenario.tree import Scenario
 from ppsim.world.choices import Choices, same_again
 from ppsim.world.refusals import Refusals
-from ppsim.world.setting import Setting, SimulatedSeat
+from ppsim.world.run_setting import Setting, SimulatedSeat
 
 Hang: TypeAlias = Callable[[Setting], None]
 """Hangs something on all ranks of a setting, ahead of the judge."""

@@ -14,7 +14,7 @@ way, by its own bound, asks the same object:
     part of a pool's allocation     allocated            chance.max_lost_pages
     allocation after admission      failing              chance.max_failed_allocations
     launches before it fails        failing              chance.max_good_allocations
-    local fact is seen late         workload/facts.py    observations.max_delay
+    local fact is seen late         workload/local_facts.py    observations.max_delay
     message on a link               network.py           links.jitter_us
     forward pass of a stage         driver.py            host.stage_jitter_percent
     order of equal events           clock.py             the number of events that are due at the same instant
@@ -35,7 +35,7 @@ from ppsim.workload.choices import Choices
 from ppsim.world.refusals import Refusal
 
 if TYPE_CHECKING:
-    from ppsim.world.setting import Setting
+    from ppsim.world.run_setting import Setting
 
 NS_PER_MS = 1_000_000
 

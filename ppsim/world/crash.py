@@ -6,7 +6,7 @@ from ppsim.check.observers import phase_of_error
 from ppsim.core.outcome import Verdict
 from ppsim.errors import EXIT_SAFETY, PluginError
 from ppsim.plugin.crash import crash_of, told
-from ppsim.world.setting import Setting, SimulatedSeat
+from ppsim.world.run_setting import Setting, SimulatedSeat
 
 
 def crashed(setting: Setting | None, error: BaseException) -> Verdict:

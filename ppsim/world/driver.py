@@ -2,6 +2,9 @@
 
 A handler returns the reply, or BLOCKED with the peer it waits for; then the SimPy process sleeps until that peer has
 acted, and the same effect is tried again. Everything is arithmetic on integers until a rank really has to wait.
+
+Over 400 lines because a handler for each effect stands here, all on one clock and the same queues. They are methods of
+one class, not a class each, because most of the time of a run is spent in them.
 """
 
 from __future__ import annotations
@@ -30,11 +33,11 @@ from ppsim.cost.stage import StageCost
 from ppsim.scenario.hicache import local_host_tokens
 from ppsim.scenario.tree import Scenario
 from ppsim.workload.clients import Sent
-from ppsim.world.bound import Bound
 from ppsim.world.chance import allocated, clock_skew_ms, pauses
 from ppsim.world.network import Parcel
+from ppsim.world.no_progress_bound import Bound
 from ppsim.world.refusals import Refusals
-from ppsim.world.setting import Setting
+from ppsim.world.run_setting import Setting
 from ppsim.world.streams import Payload, Streams
 from ppsim.world.tiers import Tiers
 

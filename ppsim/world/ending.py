@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from ppsim.check.describe import Place
 from ppsim.check.leftovers import rank_leftover, unanswered
 from ppsim.check.physical import never_committed
 from ppsim.check.progress import cycle_lines, name_of, wait_cycle
-from ppsim.check.telling import Place
 from ppsim.check.verdicts import broken, calls_of, failed, root_cause
 from ppsim.core.outcome import Verdict
 from ppsim.errors import EXIT_LIVENESS
-from ppsim.world.setting import Setting, SimulatedSeat
+from ppsim.world.run_setting import Setting, SimulatedSeat
 
 
 def deadlock(setting: Setting) -> Verdict | None:

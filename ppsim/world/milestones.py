@@ -22,7 +22,7 @@ from ppsim.core.actions import (
 )
 from ppsim.recording import Recording
 from ppsim.recording.schema import Mark
-from ppsim.workload.facts import Facts
+from ppsim.workload.local_facts import Facts
 
 BY_FIRST_RANK: dict[type[Action], str] = {Admitted: "admitted", HandshakeAgreed: "agreed", SendMetadata: "allocated"}
 BY_ALL_RANKS: dict[type[Action], str] = {Admitted: "in_force", SendLast: "sent"}

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ppsim.check.audit import Audit, follow
+from ppsim.check.client_watch import StopRun, Watch
 from ppsim.check.observers import phase_of_error
 from ppsim.check.progress import Stuck
 from ppsim.check.together import Together
 from ppsim.check.verdicts import verdict_of
 from ppsim.check.wait_limits import watch_patience
-from ppsim.check.watch import StopRun, Watch
 from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.messages import Input
 from ppsim.core.parts import Change
@@ -26,7 +26,7 @@ from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
 from ppsim.scenario.warn import start_warnings, without_effect
 from ppsim.workload import Arrival, Workload, build_workload
-from ppsim.workload.facts import Facts
+from ppsim.workload.local_facts import Facts
 from ppsim.world.blame import Hang, with_blame
 from ppsim.world.chance import decided, failing
 from ppsim.world.choices import Choices, SeededChoices
@@ -36,9 +36,9 @@ from ppsim.world.driver import SimulatedRank
 from ppsim.world.ending import deadlock, first_cause, leftovers, warn_of_what_had_no_effect
 from ppsim.world.milestones import Marks
 from ppsim.world.network import Network
-from ppsim.world.setting import Setting
-from ppsim.world.standing import record_stands
+from ppsim.world.run_setting import Setting
 from ppsim.world.watchdog import watch_for_stalls
+from ppsim.world.where_stuck import record_stands
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from ppsim.core.observations import CopyKey
 from ppsim.scenario.hicache import token_kv_bytes
 
 if TYPE_CHECKING:
-    from ppsim.world.setting import SimulatedSeat
+    from ppsim.world.run_setting import SimulatedSeat
 
 NOT_DONE = -1
 

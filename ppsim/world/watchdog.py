@@ -23,7 +23,7 @@ from ppsim.check.observers import EFFECTS
 from ppsim.check.progress import Standing, Stuck, describe, no_progress, state_lines
 from ppsim.core.effects import Effect, Ingest
 from ppsim.core.outcome import Verdict
-from ppsim.world.setting import Setting, SimulatedSeat
+from ppsim.world.run_setting import Setting, SimulatedSeat
 
 NS_PER_MS = 1_000_000
 NUM_IDLE_KEPT = 64  # idle intervals; a wait of one rank meets one or two of them

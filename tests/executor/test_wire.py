@@ -40,7 +40,7 @@ ANY = st.one_of(
     st.builds(messages.Hidden, INTS, INTS, INTS, INTS, num_layers=INTS),
     st.builds(messages.Output, INTS, INTS, INTS, INTS, num_logprobs=INTS),
     st.builds(messages.Vote, INTS, INTS, INTS, TEXTS, RIDS, RIDS, st.sampled_from(Lane)),
-    st.builds(messages.Verdict, INTS, INTS, INTS, TEXTS, INTS, RIDS, RIDS),
+    st.builds(messages.Conclusion, INTS, INTS, INTS, TEXTS, INTS, RIDS, RIDS),
     st.builds(messages.Side, INTS, st.sampled_from(Lane), INTS, INTS, st.lists(RIDS, max_size=2).map(tuple)),
     st.builds(messages.Check, INTS, INTS, INTS, TEXTS, TEXTS, st.lists(LOGS, max_size=2).map(tuple)),
 )

@@ -14,10 +14,10 @@ from ppsim.core.policy import Policy
 from ppsim.core.schedule.request import Request
 from ppsim.errors import EXIT_LIVENESS, EXIT_NONDETERMINISM, ScenarioError, UsageError
 from ppsim.fuzz.campaign import CampaignResult, run_campaign
+from ppsim.fuzz.coverage_probes import DERIVED, NOTED, PAIRS, PROBES
 from ppsim.fuzz.database import ExampleDatabase
 from ppsim.fuzz.experiment import Experiment, run_experiment
 from ppsim.fuzz.folder import save_campaign
-from ppsim.fuzz.probes import DERIVED, NOTED, PAIRS, PROBES
 from ppsim.fuzz.profiles import PROFILES, Profile, covers, profile_of_bugs
 from ppsim.fuzz.round import TWICE_EVERY, Order, RoundResult, examine, run_round
 from ppsim.plugin import all_bugs

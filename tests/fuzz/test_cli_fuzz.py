@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ppsim.cli.entry import app
-from ppsim.fuzz.probes import PAIRS, PROBES
+from ppsim.fuzz.coverage_probes import PAIRS, PROBES
 
 NEWEST = """
 from ppsim.core.policy import Policy as Right

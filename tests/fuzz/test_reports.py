@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ppsim.cli.entry import app
-from ppsim.cli.reports import write_and_read
+from ppsim.cli.every_report import write_and_read
 from ppsim.fuzz import round
 from ppsim.fuzz.experiment import Terms
 from ppsim.fuzz.round import Order, run_round

@@ -10,7 +10,8 @@ import pytest
 from ppsim.core.parts import UNCHANGED
 from ppsim.fuzz import shrink
 from ppsim.fuzz.experiment import ANY_ROLE, Chooser, Experiment, Outcome, Signature, run_experiment
-from ppsim.fuzz.shrink import PASSES, Shrinker, simpler_tape
+from ppsim.fuzz.shrink import Shrinker
+from ppsim.fuzz.shrink_passes import PASSES, simpler_tape
 from ppsim.recording import Verdict
 from tests.fuzz.generated import experiments_of
 

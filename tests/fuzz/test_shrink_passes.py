@@ -8,8 +8,8 @@ import pytest
 
 from ppsim.fuzz.experiment import Experiment, is_valid, run_experiment
 from ppsim.fuzz.generate import patience
-from ppsim.fuzz.shrink import (
-    Shrinker,
+from ppsim.fuzz.shrink import Shrinker
+from ppsim.fuzz.shrink_passes import (
     fewer_ranks,
     fewer_where_less_fits,
     less_patience,

@@ -24,7 +24,7 @@ from ppsim.core.agreed import Local
 from ppsim.core.config import RankConfig
 from ppsim.core.consensus import KVPoll
 from ppsim.core.loop import votes_of
-from ppsim.core.messages import Lane, Message, NewRequest, Side, Verdict, Vote
+from ppsim.core.messages import Conclusion, Lane, Message, NewRequest, Side, Vote
 from ppsim.core.observations import FirstTokens, Receivers, Senders, Statuses
 from ppsim.core.tokens import pack
 from tests.interactions.ring import Event, Node, Payload, Ring, tape
@@ -60,7 +60,7 @@ class VotingRing(Ring):
 class Waited:
     """A send of a vote and the wait for it: iterations of the sender, and its effects before the wait."""
 
-    message: Vote | Verdict | Side
+    message: Vote | Conclusion | Side
     sent_at: int
     waited_at: int
     before: list[Event]  # of the iteration of the wait
@@ -89,7 +89,7 @@ def run(role: str, pp_size: int, depth: int, *, order: bytes = b"", **more: Any)
     return ring
 
 
-def sends_of(ring: VotingRing, node: Node, kind: type[Vote | Verdict | Side]) -> list[Waited]:
+def sends_of(ring: VotingRing, node: Node, kind: type[Vote | Conclusion | Side]) -> list[Waited]:
     """All sends of a kind by one rank, each with the wait for it."""
     mine = [e for e in ring.events if e.rank == node.rank_id]
     messages: dict[object, tuple[Message, int]] = {}
@@ -107,7 +107,7 @@ def sends_of(ring: VotingRing, node: Node, kind: type[Vote | Verdict | Side]) ->
     return found
 
 
-def took(events: list[Event], kind: type[Vote | Verdict], name: str) -> list[int]:
+def took(events: list[Event], kind: type[Vote | Conclusion], name: str) -> list[int]:
     """Places of the events that take a message of a vote."""
     return [
         place
@@ -153,18 +153,18 @@ def test_a_conclusion_is_waited_for_in_its_iteration_also_where_none_is_due_yet(
     num_early = num_late = 0
     for node in ring.nodes:
         names = votes_of(node.rank.config)
-        for wait in sends_of(ring, node, Verdict):
+        for wait in sends_of(ring, node, Conclusion):
             if any(isinstance(e.effect, fx.Harvested) for e in wait.before):
                 assert wait.waited_at == node.rank.iteration
                 num_late += 1  # behind the last iteration: what the next rank still waits for
                 continue
             assert wait.waited_at == wait.sent_at
-            taken = took(wait.before, Verdict, wait.name)
+            taken = took(wait.before, Conclusion, wait.name)
             is_early = wait.waited_at < pp_size + depth - 1
             num_early += is_early
             assert len(taken) == (0 if is_early else 1)
             later = names[names.index(wait.name) + 1 :]
-            assert not any(took(wait.before, Verdict, name) for name in later)
+            assert not any(took(wait.before, Conclusion, name) for name in later)
     num_votes = len(votes_of(ring.config))
     assert num_early == num_votes * (pp_size - 1), "of the last rank, from D to L - 2"
     assert num_late == num_votes * (pp_size - 1), "of all ranks but the last"

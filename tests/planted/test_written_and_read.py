@@ -18,16 +18,16 @@ from ppsim.core.actions import Action, SendChunk, SendLast
 from ppsim.core.consensus import KVPoll
 from ppsim.core.effects import Act, Effect, Reply, Send
 from ppsim.core.loop import Loop, Plan
-from ppsim.core.messages import Output, Side, Verdict
+from ppsim.core.messages import Conclusion, Output, Side
 from ppsim.core.parts import Change
 from ppsim.core.rank import Rank
 from ppsim.core.schedule.request import State
 from ppsim.core.surroundings import Surroundings
 from ppsim.core.votes import Voting
-from ppsim.fuzz.bugs.told import answers
+from ppsim.fuzz.bugs.replies import answers
 from ppsim.plugin import all_bugs, load
 from ppsim.plugin.plans import before, behind, does, edited
-from ppsim.recording import Verdict as Outcome
+from ppsim.recording import Verdict
 from ppsim.scenario.load import load_scenario
 from ppsim.world import SimulationResult, simulate
 from ppsim.world.pair.ends import Receiver, Write
@@ -45,7 +45,7 @@ def simulated(name: str, change: Change | None = None, *overrides: str) -> Simul
     return simulate(load_scenario(str(FOLDER / f"{name}.toml"), overrides), change=change)
 
 
-def found(name: str, change: Change | None = None, *overrides: str) -> Outcome:
+def found(name: str, change: Change | None = None, *overrides: str) -> Verdict:
     return simulated(name, change, *overrides).verdict
 
 
@@ -352,9 +352,9 @@ class MovedByNobody(Loop):
 
     def plan(self) -> Plan:
         def change(rank: Rank) -> None:
-            verdict = rank.due.get("transferred")
-            if isinstance(verdict, Verdict) and rank.iteration == 6:
-                rank.due["transferred"] = replace(verdict, good=("R1",))
+            conclusion = rank.due.get("transferred")
+            if isinstance(conclusion, Conclusion) and rank.iteration == 6:
+                rank.due["transferred"] = replace(conclusion, good=("R1",))
 
         return before(super().plan(), "apply_transferred", does(change))
 

@@ -74,6 +74,54 @@ def test_every_page_that_is_named_exists() -> None:
     assert missing == []
 
 
+CODE = r"[\w./-]*\w\.(?:py|toml|tsv|js|css|html)"
+TOPS = (
+    "ppsim|executor|tests|docs|bench|scenarios|core|world|check|fuzz|report|sglang|plan|cost|workload|recording|cli|api"
+)
+MADE = {
+    "config.toml": "a run's folder has it",
+    "tests/regressions/test_repro_inv26_0.py": "what --emit-test writes",
+    "my_policy.py": "a user's own",
+    "report.html": "what ppsim report writes",
+}
+"""Files that a command or a user makes: named, and in no clone."""
+
+
+def said(path: Path, text: str) -> str:
+    """What a file says to a reader: a page all of it, a source its docstrings and comments."""
+    if path.suffix == ".md":
+        return text
+    return "\n".join(re.findall(r'""".*?"""|(?:^|  )#.*?$', text, re.M | re.S)) if path.suffix == ".py" else ""
+
+
+def files_named(text: str) -> set[str]:
+    """Sources, scenarios and tables that are named in code marks, or by a path that begins with a folder of ours."""
+    in_marks = re.findall(rf"(?<!`)`{{1,2}}({CODE})(?:::?\w+)?`", text)
+    return {*in_marks, *re.findall(rf"(?<![\w./*{{<-])((?:{TOPS})/{CODE})(?!\w)", text)}
+
+
+def test_every_file_that_a_page_or_a_comment_names_is_there() -> None:
+    """As a path from the root, from a package of ours, or by its name alone; not in another folder than is said."""
+    there = {
+        f"/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file()
+    }
+    there |= {f"/{path.name}" for path in ROOT.iterdir()}
+    found = [(path, name) for path, text in texts().items() for name in sorted(files_named(said(path, text)))]
+    assert len(found) > 300
+    missing = [
+        f"{path}: {name}"
+        for path, name in found
+        if name not in MADE and not any(file.endswith(f"/{name}") for file in there)
+    ]
+    assert missing == []
+
+
+def test_what_is_made_is_named_somewhere_and_is_in_no_clone() -> None:
+    for name in MADE:
+        assert any(name in text for text in texts().values()), f"nobody names {name} any more"
+        assert not (ROOT / name).exists(), name
+
+
 def test_files_of_others_are_named_beside_their_repository() -> None:
     for name, repository in ELSEWHERE.items():
         files = [text for text in texts().values() if name in text]

@@ -24,17 +24,8 @@ from ppsim.cost.slot_loop import HostAndLink, slot_loop
 from ppsim.errors import ScenarioError
 from ppsim.recording.summary import summarize
 from ppsim.scenario.stagecost import stage_cost
-from ppsim.scenario.tree import (
-    Cluster,
-    CostTree,
-    Host,
-    Links,
-    Model,
-    Scenario,
-    Scheduler,
-    ScriptedRequest,
-    Workload,
-)
+from ppsim.scenario.tree import Cluster, CostTree, Host, Links, Model, Scenario, Scheduler
+from ppsim.scenario.workload_keys import ScriptedRequest, Workload
 from ppsim.world.simulate import simulate
 
 positive = st.integers(1, 50)

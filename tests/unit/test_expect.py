@@ -20,7 +20,7 @@ from ppsim.errors import ScenarioError
 from ppsim.recording.summary import summarize
 from ppsim.recording.writer import lines
 from ppsim.scenario.expect import FIGURES, RULE_NAMES, STAGE, is_figure
-from ppsim.scenario.expected import Expectations, expectations, figures_of, is_within
+from ppsim.scenario.expect_judged import Expectations, expectations, figures_of, is_within
 from ppsim.scenario.load import load_scenario, scenario_with
 from ppsim.scenario.tree import Scenario
 from ppsim.world import simulate

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from ppsim.cli.reports import write_and_read
+from ppsim.cli.every_report import write_and_read
 from ppsim.errors import PpsimError, ScenarioError
 from ppsim.fuzz.limit import Limit
 from ppsim.scenario.check import check_scenario

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import OUTSIDE, left_out
+from tests.conftest import LONG, OUTSIDE, left_out
 
 ROOT = Path(__file__).resolve().parents[2]
 SKIPPING = """
@@ -18,6 +18,9 @@ import pytest
 @pytest.mark.skipif(True, reason="no such device")
 @pytest.mark.parametrize("number", [1, 2])
 def test_marked(number): ...
+
+@pytest.mark.long
+def test_that_takes_long(): assert False
 
 def test_at_run_time():
     pytest.skip("no such program")
@@ -31,8 +34,8 @@ def test_a_run_tells_each_reason_with_its_number(tmp_path: Path, workers: tuple[
     (tmp_path / "test_some.py").write_text(SKIPPING)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-p", "no:cacheprovider", *workers]
     out = subprocess.run([*command, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=120).stdout
-    told = out[out.index(" left out ") :].splitlines()[1:3]
-    assert told == ["2 skipped: no such device", "1 skipped: no such program"]
+    told = out[out.index(" left out ") :].splitlines()[1:4]
+    assert told == ["2 skipped: no such device", f"1 skipped: {LONG}", "1 skipped: no such program"]
 
 
 def test_a_run_that_leaves_nothing_out_says_nothing(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from ppsim.plan.array_cost import array_cost
 from ppsim.plan.candidate import Candidate, Split, given_candidate
 from ppsim.plan.chunk_rule import ChunkRule
 from ppsim.plan.evaluate import FastPath, not_in_fast_path
-from ppsim.plan.probe_load import Probe, probe_of
 from ppsim.plan.rerun import rerun
+from ppsim.plan.trial_load import Probe, probe_of
 from ppsim.scenario import load_scenario
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.chunks import sglang_predictor

@@ -15,9 +15,9 @@ from ppsim.plan.candidate import Candidate, Split, given_candidate, with_candida
 from ppsim.plan.evaluate import FastPath
 from ppsim.plan.feasible import feasibility, splits
 from ppsim.plan.grid import chunk_sizes
-from ppsim.plan.probe_load import Probe, probe_of, some_of
 from ppsim.plan.rerun import figures_of
 from ppsim.plan.search import Search
+from ppsim.plan.trial_load import Probe, probe_of, some_of
 from ppsim.plan.tune import Wish, launch_line, tune, tuned_scenario
 from ppsim.plan.tuning import Tuning, score_of
 from ppsim.scenario import Scenario, load_scenario

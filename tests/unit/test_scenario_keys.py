@@ -23,7 +23,7 @@ from ppsim.core.rank import Rank
 from ppsim.errors import PpsimError
 from ppsim.recording.summary import summarize
 from ppsim.recording.writer import lines
-from ppsim.scenario.expected import expectations
+from ppsim.scenario.expect_judged import expectations
 from ppsim.scenario.load import section_in
 from ppsim.scenario.tree import Scenario as Tree
 from ppsim.world import simulate

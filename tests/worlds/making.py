@@ -20,7 +20,7 @@ from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import put, validate
 from ppsim.scenario.tree import Scenario
 from ppsim.world import SimulationResult, simulate
-from ppsim.world.setting import Setting
+from ppsim.world.run_setting import Setting
 
 MS = 1_000_000  # ns
 

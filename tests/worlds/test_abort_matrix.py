@@ -24,7 +24,7 @@ from ppsim.core.schedule.scheduler import Scheduler
 from ppsim.plugin.plans import before, behind
 from ppsim.recording import Recording
 from ppsim.world import SimulationResult
-from ppsim.world.setting import Setting
+from ppsim.world.run_setting import Setting
 from tests.worlds.making import UNIT, changed, launches, run, situations, tokens_of
 from tests.worlds.pd_making import PAIR, at, ends
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ppsim.check.watch import MAX_EMPTY_ITERATIONS, StopRun, Watch
+from ppsim.check.client_watch import MAX_EMPTY_ITERATIONS, StopRun, Watch
 from ppsim.core.effects import CLOSED
 from ppsim.errors import EXIT_LIVENESS
 from ppsim.scenario.load import load_scenario

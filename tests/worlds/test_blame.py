@@ -204,8 +204,8 @@ SILENCES = [
     (Kind.OUTPUT, "", 1, {}, "INV-33"),
     (Kind.OUTPUT, "", 2, {}, "INV-33"),
     (Kind.VOTE, "release", 1, PREFILL, "INV-31"),
-    (Kind.VERDICT, "release", 2, PREFILL, "INV-37"),
-    (Kind.VERDICT, "prealloc", 0, DECODE, "INV-37"),
+    (Kind.CONCLUSION, "release", 2, PREFILL, "INV-37"),
+    (Kind.CONCLUSION, "prealloc", 0, DECODE, "INV-37"),
     (Kind.SIDE, "", 0, {"hicache.enabled": True, "hicache.host_tokens": 64}, "INV-28"),
 ]
 

@@ -19,7 +19,7 @@ from ppsim.core.consensus import Rids, unite
 from ppsim.core.disagg.ballots import RETRACT, view_retract
 from ppsim.core.effects import Effects
 from ppsim.core.loop import Loop
-from ppsim.core.messages import Verdict
+from ppsim.core.messages import Conclusion
 from ppsim.core.rank import Plan, Rank
 from ppsim.core.votes import Voting
 from ppsim.plugin.plans import behind, instead
@@ -219,8 +219,8 @@ class AnybodyIsEnough(Voting):
 class TellsLess(Voting):
     """Planted: what a rank passes on of a conclusion names nobody."""
 
-    def forwarded(self, verdict: Verdict) -> Verdict:
-        return replace(verdict, good=())
+    def forwarded(self, conclusion: Conclusion) -> Conclusion:
+        return replace(conclusion, good=())
 
 
 @pytest.mark.parametrize("voting", [AnybodyIsEnough, TellsLess])

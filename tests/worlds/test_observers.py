@@ -13,7 +13,7 @@ from ppsim.core.effects import Commit, Effect, Harvested, Ingest, Recv, Send
 from ppsim.core.errors import InvariantViolation
 from ppsim.scenario import load_scenario
 from ppsim.world import simulate
-from ppsim.world.setting import Setting
+from ppsim.world.run_setting import Setting
 
 
 class Looker:

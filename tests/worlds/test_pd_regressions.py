@@ -8,7 +8,7 @@ import pytest
 
 from ppsim.core.messages import AbortReq, Input, NewRequest
 from ppsim.core.tokens import pack
-from ppsim.workload.facts import Fact, Facts
+from ppsim.workload.local_facts import Fact, Facts
 from ppsim.world import SimulationResult
 from ppsim.world.simulate import Given
 from tests.worlds.making import UNIT, launches, run

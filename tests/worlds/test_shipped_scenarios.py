@@ -9,7 +9,7 @@ import pytest
 
 from ppsim.plugin import all_bugs, load
 from ppsim.recording.summary import summarize
-from ppsim.scenario.expected import expectations
+from ppsim.scenario.expect_judged import expectations
 from ppsim.scenario.load import known_scenarios, load_scenario
 from ppsim.world import simulate
 

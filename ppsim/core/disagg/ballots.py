@@ -14,7 +14,7 @@ from ppsim.core.disagg.decode import DecodeRole
 from ppsim.core.disagg.prefill import PrefillRole
 from ppsim.core.effects import Effects, observe
 from ppsim.core.errors import ProtocolError
-from ppsim.core.messages import Lane, Shutdown, Verdict
+from ppsim.core.messages import Conclusion, Lane, Shutdown
 from ppsim.core.observations import FirstTokens, Poll, Receivers, Senders, Statuses
 from ppsim.core.rank import Rank
 from ppsim.core.schedule.request import Request, State
@@ -72,61 +72,61 @@ def view_transferred(rank: Rank) -> Effects[tuple[Rids, Rids]]:
     return (yield from poll(rank, Receivers, decode(rank).transfer, TERMINAL))
 
 
-def apply_bootstrap(rank: Rank, verdict: Verdict) -> Effects[None]:
+def apply_bootstrap(rank: Rank, conclusion: Conclusion) -> Effects[None]:
     queue = prefill(rank).bootstrap
     before = tuple(queue)
     also = before if rank.config.vote_variant == "released" else ()
-    good, bad = yield from looked_at_again(rank, verdict, Senders, READY, also)
-    prefill(rank).apply_bootstrap(*concluded(verdict, good, bad))
-    passes_on_what_it_did(rank, verdict, before, queue)
+    good, bad = yield from looked_at_again(rank, conclusion, Senders, READY, also)
+    prefill(rank).apply_bootstrap(*concluded(conclusion, good, bad))
+    passes_on_what_it_did(rank, conclusion, before, queue)
 
 
-def apply_release(rank: Rank, verdict: Verdict) -> Effects[None]:
-    good, bad = yield from looked_at_again(rank, verdict, Senders, TERMINAL)
-    prefill(rank).apply_release(*concluded(verdict, good, bad))
+def apply_release(rank: Rank, conclusion: Conclusion) -> Effects[None]:
+    good, bad = yield from looked_at_again(rank, conclusion, Senders, TERMINAL)
+    prefill(rank).apply_release(*concluded(conclusion, good, bad))
 
 
-def apply_retract(rank: Rank, verdict: Verdict) -> Effects[None]:
+def apply_retract(rank: Rank, conclusion: Conclusion) -> Effects[None]:
     yield from ()
     queue = decode(rank).put_out
     before = tuple(queue)
-    good, _ = concluded(verdict, verdict.good, ())
+    good, _ = concluded(conclusion, conclusion.good, ())
     decode(rank).apply_retract(good)
-    passes_on_what_it_did(rank, verdict, before, queue)
+    passes_on_what_it_did(rank, conclusion, before, queue)
 
 
-def apply_prealloc(rank: Rank, verdict: Verdict) -> Effects[None]:
+def apply_prealloc(rank: Rank, conclusion: Conclusion) -> Effects[None]:
     queue = decode(rank).prealloc
     before = tuple(queue)
-    good, bad = yield from looked_at_again(rank, verdict, Receivers, READY)
+    good, bad = yield from looked_at_again(rank, conclusion, Receivers, READY)
     slot = rank.scheduler.slots.current(rank.iteration)
-    decode(rank).apply_prealloc(*concluded(verdict, good, bad), slot)
-    passes_on_what_it_did(rank, verdict, before, queue)
+    decode(rank).apply_prealloc(*concluded(conclusion, good, bad), slot)
+    passes_on_what_it_did(rank, conclusion, before, queue)
 
 
-def apply_transferred(rank: Rank, verdict: Verdict) -> Effects[None]:
+def apply_transferred(rank: Rank, conclusion: Conclusion) -> Effects[None]:
     """The first token of each request came with its metadata; every sender sent the same one."""
     queue = decode(rank).transfer
     before = tuple(queue)
-    good, bad = yield from looked_at_again(rank, verdict, Receivers, TERMINAL)
+    good, bad = yield from looked_at_again(rank, conclusion, Receivers, TERMINAL)
     here = [r for r in decode(rank).transfer if r.rid in good and r.rid not in bad and not r.to_abort]
     rids = tuple(r.rid for r in here)
     tokens: tuple[int, ...] = ()
     if rids:
         tokens = (yield from observe(FirstTokens(rids), rank.iteration)).value
     first = agree(dict(zip(rids, tokens, strict=True)), "metadata of the last chunk")
-    decode(rank).apply_transferred(*concluded(verdict, good, bad), first)
-    passes_on_what_it_did(rank, verdict, before, queue, tells_failures=False)
+    decode(rank).apply_transferred(*concluded(conclusion, good, bad), first)
+    passes_on_what_it_did(rank, conclusion, before, queue, tells_failures=False)
 
 
-def concluded(verdict: Verdict, good: Rids, bad: Rids) -> tuple[Agreed[Rids], Agreed[Rids]]:
+def concluded(conclusion: Conclusion, good: Rids, bad: Rids) -> tuple[Agreed[Rids], Agreed[Rids]]:
     """What a vote has concluded, as the scheduler takes it: what it names as good, and as bad."""
-    origin = f"{verdict.name} vote"
+    origin = f"{conclusion.name} vote"
     return agree(good, origin), agree(bad, origin)
 
 
 def looked_at_again(
-    rank: Rank, verdict: Verdict, side: Poll, good: tuple[int, ...], also: tuple[Request, ...] = ()
+    rank: Rank, conclusion: Conclusion, side: Poll, good: tuple[int, ...], also: tuple[Request, ...] = ()
 ) -> Effects[tuple[Rids, Rids]]:
     """The conclusion as it is; where the variant polls again, what this rank sees now of whom it names, and ``also``.
 
@@ -135,17 +135,22 @@ def looked_at_again(
     requests = rank.scheduler.requests
     if not rank.config.polls_again:
         good_rids, bad_rids = (
-            tuple(rid for rid in rids if rid in requests and requests[rid].arrived <= verdict.iteration)
-            for rids in (verdict.good, verdict.bad)
+            tuple(rid for rid in rids if rid in requests and requests[rid].arrived <= conclusion.iteration)
+            for rids in (conclusion.good, conclusion.bad)
         )
         return good_rids, bad_rids
-    looked_at = [r for r in requests.values() if r.rid in verdict.good + verdict.bad or r in also]
+    looked_at = [r for r in requests.values() if r.rid in conclusion.good + conclusion.bad or r in also]
     seen, failed = yield from poll(rank, side, looked_at, good)
-    return tuple(rid for rid in verdict.good if rid in seen), failed
+    return tuple(rid for rid in conclusion.good if rid in seen), failed
 
 
 def passes_on_what_it_did(
-    rank: Rank, verdict: Verdict, before: tuple[Request, ...], queue: list[Request], *, tells_failures: bool = True
+    rank: Rank,
+    conclusion: Conclusion,
+    before: tuple[Request, ...],
+    queue: list[Request],
+    *,
+    tells_failures: bool = True,
 ) -> None:
     """Where the variant forwards what was applied: the next rank hears of those that have left the queue here."""
     if not rank.config.forwards_applied or rank.config.is_last:
@@ -153,7 +158,7 @@ def passes_on_what_it_did(
     left = [r for r in before if r not in queue]
     failed = tuple(r.rid for r in left if r.state is State.ABORTED)
     good = tuple(r.rid for r in left if r.rid not in failed)
-    rank.carried[verdict.name] = replace(verdict, good=good, bad=failed if tells_failures else ())
+    rank.carried[conclusion.name] = replace(conclusion, good=good, bad=failed if tells_failures else ())
 
 
 RELEASE = Ballot("release", view_release, apply_release, terminal=True)

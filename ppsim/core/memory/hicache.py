@@ -17,6 +17,8 @@ Device nodes are closed under parents; host-only nodes hang below them. Until it
     a fetch (from storage)    owns its host pages; nothing of it is in the tree
 
 and it holds a reference of its own to the host pages that it fills: they are reused by nobody before that.
+
+Over 400 lines because each change of the tree must keep these rules on both tiers, and they are read together.
 """
 
 from __future__ import annotations

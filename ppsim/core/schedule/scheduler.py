@@ -3,6 +3,9 @@
 This file does not know which rank it runs on. Same inputs in the same order give the same decisions, byte for byte;
 everything else in the project rests on that. The order of steps is that of protocol.md 4.1 to 4.8, and where that
 leaves a choice, the value of docs/decisions/0001-open-choices.md.
+
+Over 400 lines because every step reads and writes the same state of a slot, and the order of the steps is the point:
+budgets, order, turns, intake and journal have files of their own, and what is left is read from top to bottom.
 """
 
 from __future__ import annotations

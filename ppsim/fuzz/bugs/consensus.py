@@ -11,7 +11,7 @@ from ppsim.core.consensus import KVPoll, Rids, unite
 from ppsim.core.disagg.decode import DecodeRole
 from ppsim.core.effects import Effect, Send
 from ppsim.core.loop import Loop
-from ppsim.core.messages import Side, Verdict
+from ppsim.core.messages import Conclusion, Side
 from ppsim.core.policy import Policy
 from ppsim.core.rank import MakeScheduler, Plan, Rank
 from ppsim.core.schedule.request import Request, State
@@ -41,16 +41,16 @@ class QueueEntryLost(Loop):
 class ConclusionCutShort(Voting):
     """A rank passes on one request less than it was told: it had no buffer left when it looked."""
 
-    def forwarded(self, verdict: Verdict) -> Verdict:
-        return replace(verdict, good=verdict.good[:-1])
+    def forwarded(self, conclusion: Conclusion) -> Conclusion:
+        return replace(conclusion, good=conclusion.good[:-1])
 
 
 @planted("failures_not_passed_on", breaks="INV-48", profile="pd", source="protocol.md 6.3")
 class FailuresNotPassedOn(Voting):
     """What failed is dropped from a conclusion before it is passed on."""
 
-    def forwarded(self, verdict: Verdict) -> Verdict:
-        return replace(verdict, bad=())
+    def forwarded(self, conclusion: Conclusion) -> Conclusion:
+        return replace(conclusion, bad=())
 
 
 @planted("polls_after_the_vote", breaks="INV-49", profile="pd", source="bugs.md B75, B76")

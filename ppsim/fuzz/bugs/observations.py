@@ -12,7 +12,7 @@ from ppsim.core.effects import Effects, observe
 from ppsim.core.exchange import Exchange
 from ppsim.core.leader import FAILED, READY
 from ppsim.core.loop import Loop, ballots_of
-from ppsim.core.messages import Lane, Side, Verdict
+from ppsim.core.messages import Conclusion, Lane, Side
 from ppsim.core.observations import Grammars, Senders
 from ppsim.core.rank import Plan, Rank
 from ppsim.core.votes import Voting
@@ -72,13 +72,13 @@ class OwnFailuresWin(Loop):
         steps = super().plan()
 
         def overrule(rank: Rank) -> None:
-            verdict = rank.due.get("bootstrap")
-            if verdict is None:
+            conclusion = rank.due.get("bootstrap")
+            if conclusion is None:
                 return
             bad = rank.first_pass.get("bootstrap", ((), ()))[1]
-            good = tuple(rid for rid in verdict.good if rid not in bad)
-            told = (verdict.sender, verdict.iteration, verdict.slot, verdict.name, verdict.number)
-            rank.due["bootstrap"] = Verdict(*told, good, bad)
+            good = tuple(rid for rid in conclusion.good if rid not in bad)
+            told = (conclusion.sender, conclusion.iteration, conclusion.slot, conclusion.name, conclusion.number)
+            rank.due["bootstrap"] = Conclusion(*told, good, bad)
 
         return before(steps, "apply_bootstrap", does(overrule))
 
@@ -101,16 +101,16 @@ class ReleaseWaitsForOwnPoll(Loop):
         return before(steps, "apply_release", self.keep_what_is_not_over)
 
     def keep_what_is_not_over(self, rank: Rank) -> Effects[None]:
-        verdict, role = rank.due.get("release"), rank.scheduler.role
+        conclusion, role = rank.due.get("release"), rank.scheduler.role
         assert isinstance(role, PrefillRole)
-        if verdict is None:
+        if conclusion is None:
             return
-        self.late += [rid for rid in verdict.good if rid not in self.late]
+        self.late += [rid for rid in conclusion.good if rid not in self.late]
         queue = [request for request in role.inflight if request.rid in self.late]
         over, _ = yield from poll(rank, Senders, queue, TERMINAL)
         self.late = [request.rid for request in queue if request.rid not in over]
-        told = (verdict.sender, verdict.iteration, verdict.slot, verdict.name, verdict.number)
-        rank.due["release"] = Verdict(*told, over, verdict.bad)
+        told = (conclusion.sender, conclusion.iteration, conclusion.slot, conclusion.name, conclusion.number)
+        rank.due["release"] = Conclusion(*told, over, conclusion.bad)
 
 
 @planted("limits_off_in_pd", breaks="INV-85", profile="pd", source="bugs.md B74")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from ppsim.core.errors import InvariantViolation
 from ppsim.world.pair.ends import Progress, Receiver, Write
 from ppsim.world.pair.transfers import Transfers
-from ppsim.world.setting import SimulatedSeat
+from ppsim.world.run_setting import SimulatedSeat
 
 
 @dataclass(slots=True)

@@ -4,6 +4,8 @@ Who looks at the other side waits until everybody has come to its local time. Th
 looking again cannot help: nothing is launched, the votes have settled, and no status has changed meanwhile. It wakes
 when one changes, when a request arrives, or when a limit of its own passes, at the visit that would have come then. (A
 change on a later rank could have been seen one visit earlier: that rank looks a little after the first one.)
+
+Over 400 lines because it answers every local fact that has two sides, and they share when this rank sleeps and wakes.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any, assert_never
 
 from simpy import Environment, Event
 
-from ppsim.check.watch import StopRun
+from ppsim.check.client_watch import StopRun
 from ppsim.core import actions as acts
 from ppsim.core import effects as fx
 from ppsim.core import observations as obs
@@ -29,7 +31,7 @@ from ppsim.world.pair.ends import End, Write
 from ppsim.world.pair.pages import PageGuard
 from ppsim.world.pair.sides import PREFILL
 from ppsim.world.pair.transfers import Transfers
-from ppsim.world.setting import Setting
+from ppsim.world.run_setting import Setting
 from ppsim.world.streams import Payload
 
 LOOKS_ACROSS = (obs.Senders, obs.Receivers, obs.FirstTokens, obs.Statuses)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from simpy import Environment
 
+from ppsim.check.client_watch import StopRun
 from ppsim.check.physical import waits_for_ever
 from ppsim.check.progress import Stuck
-from ppsim.check.watch import StopRun
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import CoreError
 from ppsim.core.parts import Change
@@ -35,7 +35,7 @@ from ppsim.world.pair.ends import End, Peers, Write
 from ppsim.world.pair.rank import PipelineRank
 from ppsim.world.pair.sides import DECODE, PREFILL, SIDES, SideChoices, one_side, shared_workload
 from ppsim.world.pair.transfers import Transfers
-from ppsim.world.setting import Setting
+from ppsim.world.run_setting import Setting
 from ppsim.world.simulate import Given, SimulationResult, prepare, verdict_of_error, watch_ranks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ppsim.check.progress import name_of
 from ppsim.core.outcome import Stand
-from ppsim.world.setting import Setting, SimulatedSeat
+from ppsim.world.run_setting import Setting, SimulatedSeat
 
 
 def record_stands(setting: Setting) -> None:

@@ -22,7 +22,7 @@ from ppsim.core.effects import (
     Reply,
     Send,
 )
-from ppsim.core.messages import AbortReq, Hidden, Message, Meta, NewRequest, Output, Side, Verdict, Vote
+from ppsim.core.messages import AbortReq, Conclusion, Hidden, Message, Meta, NewRequest, Output, Side, Vote
 from ppsim.core.observations import CopyKey
 
 MAX_SHOWN = 200  # characters of one fact
@@ -81,7 +81,7 @@ def told_message(message: Message) -> str:
     """Kind and logical address; of votes and conclusions the name and what they say."""
     where = f"of iteration {message.iteration}, slot {message.slot}"
     match message:
-        case Vote() | Verdict():
+        case Vote() | Conclusion():
             what = "vote" if isinstance(message, Vote) else "conclusion"
             return short(f"{what} {message.name} {where} (good {list(message.good)}, bad {list(message.bad)})")
         case Side():

@@ -18,7 +18,7 @@ from ppsim.fuzz.coverage import Coverage
 from ppsim.fuzz.experiment import Outcome
 from ppsim.recording import Recording
 from ppsim.scenario.tree import Scenario
-from ppsim.world.setting import Setting
+from ppsim.world.run_setting import Setting
 
 THRESHOLD = 1024  # tokens of a batch from which kernels and policies may take another path
 

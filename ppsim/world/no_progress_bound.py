@@ -6,7 +6,7 @@ the world for ever, with nothing printed. Three bounds, far beyond what any righ
     effects of one iteration      on every rank: ``MAX_EFFECTS``, and ``MAX_EFFECTS_A_REQUEST`` for each request
     iterations ahead of rank 0    on every other rank: ``MAX_AHEAD``. A right one is never ahead: it needs the request
                                   list of an iteration, and that comes from rank 0
-    iterations of rank 0          while nothing moves: ``watch.py``. All others are tied to it by the second bound
+    iterations of rank 0          while nothing moves: ``client_watch.py``. All others are tied to it by the second
 
 ``run.max_iterations`` is one limit for all ranks. The first rank reaches it first, unless something is wrong. And no
 clock goes beyond 292 years.
@@ -17,13 +17,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from ppsim.check.client_watch import StopRun
 from ppsim.check.progress import describe
-from ppsim.check.watch import StopRun
 from ppsim.core.effects import Effect, Ingest
 from ppsim.errors import EXIT_LIVENESS, EXIT_UNKNOWN
 
 if TYPE_CHECKING:
-    from ppsim.world.setting import SimulatedSeat
+    from ppsim.world.run_setting import SimulatedSeat
 
 MAX_EFFECTS = 100_000
 MAX_EFFECTS_A_REQUEST = 1_000  # replies, transfers and copies of each request in one iteration: a few

@@ -8,15 +8,15 @@ from typing import Any, Protocol
 
 from simpy import Environment, Event
 
+from ppsim.check.client_watch import Watch
 from ppsim.check.observers import Seat
-from ppsim.check.watch import Watch
 from ppsim.core.effects import Effect
 from ppsim.core.observations import CopyKey
 from ppsim.core.surroundings import Surroundings
 from ppsim.cost.stage import StageCost
 from ppsim.recording import Recording
 from ppsim.scenario.tree import Scenario
-from ppsim.workload.facts import Facts
+from ppsim.workload.local_facts import Facts
 from ppsim.world.choices import Choices
 from ppsim.world.client import Client, Sampler
 from ppsim.world.milestones import Marks

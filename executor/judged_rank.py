@@ -14,13 +14,13 @@ from zlib import crc32
 
 from ppsim.check.audit import Audit, follow
 from ppsim.check.blame import Departure, Twin
+from ppsim.check.client_watch import Watch
 from ppsim.check.leftovers import rank_leftover, unanswered
 from ppsim.check.observers import Observers, phase_of, phase_of_error
 from ppsim.check.physical import never_committed
 from ppsim.check.together import Decides, Harvests, Record
 from ppsim.check.verdicts import failed
 from ppsim.check.wait_limits import watch_patience
-from ppsim.check.watch import Watch
 from ppsim.core.consensus import KVPoll
 from ppsim.core.messages import NewRequest
 from ppsim.core.observations import CopyKey
@@ -28,7 +28,7 @@ from ppsim.core.outcome import Verdict
 from ppsim.core.rank import Rank
 from ppsim.recording import Recording
 from ppsim.scenario import Scenario
-from ppsim.workload.facts import Facts
+from ppsim.workload.local_facts import Facts
 
 
 class Place:

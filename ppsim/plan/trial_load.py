@@ -15,7 +15,9 @@ from typing import Literal, TypeAlias, get_args
 
 from ppsim.core.tokens import count
 from ppsim.errors import ScenarioError, UsageError
-from ppsim.scenario.tree import MAX_TOKENS, Scenario, ScriptedRequest, Workload
+from ppsim.scenario.bounds import MAX_TOKENS
+from ppsim.scenario.tree import Scenario
+from ppsim.scenario.workload_keys import ScriptedRequest, Workload
 from ppsim.workload import build_workload
 from ppsim.workload.draws import NS_PER_S, Stream
 
