@@ -83,7 +83,7 @@ def execute(
     if module is not None and always_on(module):
         loaded = with_change(loaded, f"the policy ({plugin})")
     with run_folder(out, loaded.name, loaded.seed) as folder:
-        with ProgressBar(f"executing {loaded.name}") as progress:
+        with ProgressBar(f"executing {loaded.name}", "requests") as progress:
             result = launch(loaded, device=device.value, port=port, progress=progress, plugin=plugin)
         if result.verdict.kind == "pass":
             tell_unfired(result.unfired)

@@ -71,7 +71,7 @@ def run(
     from ppsim.recording.folder import run_folder
 
     with run_folder(out, loaded.name, loaded.seed) as folder:
-        with ProgressBar(f"simulating {loaded.name}") as progress:
+        with ProgressBar(f"simulating {loaded.name}", "requests") as progress:
             changed = bool(made.names)
             recording, verdict = simulated(loaded, made.change, progress, folder, is_changed=changed, max_s=max_seconds)
         if verdict.kind == "pass":
