@@ -54,6 +54,30 @@ def decoded(content: bytes) -> str:
     return text
 
 
+def as_utf8(content: bytes) -> bytes:
+    """The same text in UTF-8 and without a mark, where a byte-order mark says which text it is; else as it is."""
+    if not any(content.startswith(mark) for mark, _ in MARKS):
+        return content
+    try:
+        return decoded(content).encode()
+    except ValueError:  # whoever reads it tells what is wrong, and in which line
+        return content
+
+
+def readable(content: bytes) -> tuple[str, str]:
+    """The text of a log, whatever is in it, and a sentence about bytes that are none; empty where all are."""
+    body = as_utf8(content)
+    text = body.decode("utf-8", errors="replace").removeprefix("\ufeff")
+    try:
+        body.decode("utf-8")
+    except UnicodeDecodeError as error:
+        lines = sum("\ufffd" in line for line in text.split("\n"))
+        first = body[: error.start].count(b"\n") + 1
+        where = f"line {first}" if lines == 1 else f"{lines} lines, the first of them {first},"
+        return text, f"{where} has bytes that are not UTF-8 (latin-1?): a \ufffd stands for each"
+    return text, ""
+
+
 def parse_json(text: str | bytes) -> Any:
     """What ``json.loads`` returns. Raises ValueError (JSONDecodeError where the syntax is wrong)."""
     try:

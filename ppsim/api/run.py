@@ -26,6 +26,7 @@ from ppsim.recording.folder import (
     write_run,
 )
 from ppsim.recording.summary import summarize
+from ppsim.scenario.kept import digests_of, keep_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -213,6 +214,7 @@ class Run:
         where = None if out is None else os.fspath(out)
         with run_folder(where, self.recording.name, self.recording.seed) as folder:
             write_run(folder, config, self.recording, self.summary, self.verdict)
+            keep_files(folder.path, self.scenario, digests_of(self.scenario))
             leave(folder)
             if self.incomplete:
                 mark_incomplete(folder.path, self.incomplete)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppsim.cli.compare_decode import NAMES, decode_dict, decode_text, link_title, nodes_dict
-from ppsim.cli.guard import EXIT_INTERRUPTED, guarded, say
+from ppsim.cli.guard import EXIT_INTERRUPTED, guarded, place, say
 from ppsim.cli.options import GpuOption, JsonOption, KvCacheOption, tell_notes
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ def compare(
     kv_cache_dtype: KvCacheOption = "auto",
     as_json: JsonOption = False,
     output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE.png", help="Draw the picture here.")
+        str | None, typer.Option("-o", "--output", metavar="FILE.png", callback=place, help="Draw the picture here.")
     ] = None,
 ) -> int:
     """PP against TP against CP at equal GPUs: TTFT, throughput, efficiency, crossover bandwidths; decode, too."""
@@ -88,6 +88,10 @@ def compare(
     from ppsim.plan.compare import compare as run
     from ppsim.plan.compare_links import Overheads
 
+    if output is not None:
+        from ppsim.report.canvas import checked_path
+
+        checked_path(Path(output))  # before anything is computed
     asked = Question(
         model=model,
         gpu=gpu,

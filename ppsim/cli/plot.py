@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ppsim.cli.guard import guarded, say
+from ppsim.cli.guard import guarded, place, say
 from ppsim.cli.options import RunArg, SideOption, side_of
 from ppsim.errors import EXIT_PASS
 
@@ -24,7 +24,8 @@ class Kind(StrEnum):
 
 
 OutputOption = Annotated[
-    str | None, typer.Option("-o", "--output", metavar="FILE", help="Default: the kind's name in the run folder.")
+    str | None,
+    typer.Option("-o", "--output", metavar="FILE", callback=place, help="Default: the kind's name in the run folder."),
 ]
 FromOption = Annotated[float | None, typer.Option("--from", metavar="SECONDS", help="Start of the part shown.")]
 KindOption = Annotated[Kind, typer.Option("--kind", help="What is drawn.")]

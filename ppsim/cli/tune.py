@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ppsim.cli.guard import EXIT_INTERRUPTED, Interrupted, guarded, say
+from ppsim.cli.guard import EXIT_INTERRUPTED, Interrupted, guarded, place, say
 from ppsim.cli.options import (
     ColumnOption,
     JsonOption,
@@ -67,7 +67,8 @@ def tune(
     skip_bad_lines: SkipOption = False,
     overrides: SetOption = None,
     out: Annotated[
-        str | None, typer.Option("--out", metavar="DIR", help="Default: runs/tune-NAME-N, N the next free.")
+        str | None,
+        typer.Option("--out", metavar="DIR", callback=place, help="Default: runs/tune-NAME-N, N the next free."),
     ] = None,
     as_json: JsonOption = False,
 ) -> int:

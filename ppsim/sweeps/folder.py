@@ -31,6 +31,8 @@ class SweepFolder:
 
     def __init__(self, name: str, out: str | None) -> None:
         """Make or open the folder. Raises UsageError if it holds somebody's files, or a sweep goes on in it."""
+        if out is not None and not out.strip():
+            raise UsageError("out: is empty; give a folder, or leave it out")
         self.path = next_free(RUNS, f"sweep-{name.replace('/', '-')}") if out is None else Path(out)
         make(self.path)
         if out is not None and not (self.path / POINTS).exists() and any(self.path.iterdir()):

@@ -177,9 +177,8 @@ def from_toml(path: str, text: str) -> list[dict[str, Any]]:
     others = [key for key in content if key != "points"]
     points = content.get("points", [])
     if others or not isinstance(points, list) or not all(isinstance(point, dict) for point in points):
-        raise UsageError(
-            f"--points {path}: expected [[points]] and nothing else" + (f", got {others[0]!r}" * bool(others))
-        )
+        came = f", got {others[0]!r}" if others else ""
+        raise UsageError(f"--points {path}: expected [[points]] and nothing else{came}")
     return [dict(flat(point)) for point in points]
 
 

@@ -188,7 +188,7 @@ def test_every_key_has_a_short_name_or_is_told_to_be_ambiguous() -> None:
         ({"cluster.pp_sise": 4}, ("cluster.pp_sise: unknown key", "cluster.pp_size")),
         ({"nothing_like_it": 1}, ("nothing_like_it: unknown key", "cluster", "scheduler")),
         ({"pp_size": 4, "cluster.pp_size": 4}, ("cluster.pp_size: is given twice",)),
-        ({"pp_size": "4"}, ("cluster.pp_size:", "integer")),
+        ({"pp_size": "4"}, ("cluster.pp_size:", "whole number", "without quotes")),
         ({"pp_size": 0}, ("cluster.pp_size:",)),
         ({"pp_size": None}, ("cluster.pp_size:",)),
         ({"rate_per_s": float("nan")}, ("workload.rate_per_s:",)),
