@@ -176,9 +176,10 @@ class Run:
         against: Run | None = None,
         format: str = "png",
     ) -> Drawing:
-        """A picture of the run, as ``ppsim plot --kind`` draws it: gantt, channels, chunks, requests or kv.
+        """A picture of the run, as ``ppsim plot --kind`` draws it: gantt, channels, chunks, requests, kv
+        or measured.
 
-        ``from_s`` and ``to_s`` cut out a part, in seconds; ``against``: a second run beside the first, of chunks.
+        ``from_s`` and ``to_s`` cut out a part, in seconds; ``against``: a second run beside the first, of chunks and measured.
         Raises UsageError for what cannot be drawn.
         """
         from ppsim.report.kinds import KINDS, Wish, picture

@@ -1,4 +1,4 @@
-"""The files of a run folder: what its config names is found again after the folder has moved, or is told to have changed.
+"""The files of a run folder: what its config names is found again where the folder has moved, and a change is told.
 
     files.json   of each key that names a file: the name, where it was, the digest of what it held, the copy
     files/       the copies, of files up to ``MAX_COPY`` bytes

@@ -318,8 +318,8 @@ def test_the_picture_has_a_dot_a_point_at_its_value() -> None:
     for line, p in zip(axes.lines, (2, 4)):
         dots = [(float(x), float(y)) for x, y in zip(*line.get_data())]
         assert dots == [(m, (p - 1) / (m + p - 1)) for m in (1, 4, 8)]
-    assert found.plot().data == found.plot().data
-    assert found.plot(x="pp_size", y="ttft_p50_s", format="svg").data.startswith(b"<?xml")
+    assert found.plot().content == found.plot().content
+    assert found.plot(x="pp_size", y="ttft_p50_s", format="svg").content.startswith(b"<?xml")
 
 
 def test_lines_that_lie_on_each_other_are_one_and_a_lost_point_is_a_cross() -> None:
