@@ -179,7 +179,7 @@ class Run:
         """A picture of the run, as ``ppsim plot --kind`` draws it: gantt, channels, chunks, requests, kv
         or measured.
 
-        ``from_s`` and ``to_s`` cut out a part, in seconds; ``against``: a second run beside the first, of chunks and measured.
+        ``from_s`` and ``to_s`` cut out a part, in seconds; ``against``: a second run, of chunks and measured.
         Raises UsageError for what cannot be drawn.
         """
         from ppsim.report.kinds import KINDS, Wish, picture

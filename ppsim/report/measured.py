@@ -1,8 +1,8 @@
 """Forward passes of one run against those of another that decided alike: simulated against measured.
 
 Rule: a dot is a forward pass of a rank that both runs have, with the same pieces in the same iteration; across is its
-time in the run of ``--against``, upwards its time in the run that is drawn. On the diagonal the two agree. What only one
-of the runs has, or what they decided otherwise, is counted and left out.
+time in the run of ``--against``, upwards its time in the run that is drawn. On the diagonal the two agree. What only
+one of the runs has, or what they decided otherwise, is counted and left out.
 """
 
 from __future__ import annotations

@@ -52,7 +52,8 @@ def test_every_reader_takes_a_marked_file(encoding: str) -> None:
     assert load_gpu(put("g.toml", GPU)).memory_gb == 1.0
     line = called("import", put("launch.sh", LAUNCH), "--json")
     assert line.exit_code == 0, line.stderr
-    assert json.loads(line.stdout)["scenario"]["overrides"]["cluster.pp_size"] == 4
+    (server,) = json.loads(line.stdout)
+    assert server["scenario"]["overrides"]["cluster.pp_size"] == 4
     assert "launch line" in called("read", "launch.sh").stdout.splitlines()[0]
 
 
