@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppsim.cli import completion
-from ppsim.cli.guard import EXIT_INTERRUPTED, guarded, say
+from ppsim.cli.guard import EXIT_INTERRUPTED, give_up, guarded, say
 from ppsim.cli.options import (
     BugOption,
     ColumnOption,
@@ -97,8 +97,15 @@ def sweep(
     folder = SweepFolder(order.points[0].scenario, out)
     num_jobs = min(jobs or num_cpus(), len(order.points))
     with ProgressBar("sweeping", "points") as progress:
-        done = run_sweep(order, runner, num_jobs=num_jobs, ray_address=ray, folder=folder, progress=progress)
-    tell_taken(folder)
+        done = run_sweep(
+            order,
+            runner,
+            num_jobs=num_jobs,
+            ray_address=ray,
+            folder=folder,
+            progress=progress,
+            began=lambda: tell_taken(folder),
+        )
     num_others = folder.close(order.points)
     if num_others:
         say(f"{num_others} finished points in {folder.path} are none of this sweep's: kept, and not in the table")
@@ -160,7 +167,7 @@ def what_to_run(
     order = prepared(
         chosen, lambda name, keys: scenario_with(deepcopy(raw(name)), [*fixed, *keys], tuple(bugs)), changed_by
     )
-    return order, Runner(changed_ranks(plugin), max_s)
+    return order, Runner(changed_ranks(plugin), max_s, give_up)
 
 
 def check_picture(order: Order, x: str | None, y: list[str]) -> None:

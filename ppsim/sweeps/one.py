@@ -54,9 +54,10 @@ class Result:
         return asdict(self)
 
 
-def run_point(task: Task, made: Made, max_s: float) -> Result:
-    """Simulate one point, at most ``max_s`` seconds of the user's clock."""
-    limit = Limit(max_s)
+def run_point(task: Task, made: Made, max_s: float, last_resort: Callable[[str], None] | None = None) -> Result:
+    """Simulate one point, at most ``max_s`` seconds of the user's clock. ``last_resort`` ends the process of one that
+    cannot be stopped."""
+    limit = Limit(max_s, last_resort)
     try:
         scenario = validate(task.config)
         check_scenario(scenario)

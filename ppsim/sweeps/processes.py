@@ -54,8 +54,13 @@ def in_processes(
             while left and len(busy) < num_jobs:
                 pipe, process, age = idle.pop() if idle else started(context, run)
                 task = left.pop()
+                try:
+                    pipe.send(task)
+                except OSError:  # it has ended while it had nothing to do
+                    stop(process)
+                    left.append(task)
+                    continue
                 busy[pipe], ages[pipe] = (process, task), age + 1
-                pipe.send(task)
             tick()
             for ready in wait(list(busy), TICK_S):
                 assert isinstance(ready, Connection)

@@ -20,13 +20,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """How a point is run; goes to every process. ``made``: the ranks' change."""
+    """How a point is run; goes to every process. ``made``: the ranks' change; ``last_resort``: as in ``Limit``."""
 
     made: Made
     max_s: float
+    last_resort: Callable[[str], None] | None = None
 
     def __call__(self, task: Task) -> Result:
-        return run_point(task, self.made, self.max_s)
+        return run_point(task, self.made, self.max_s, self.last_resort)
 
 
 def changed_ranks(plugin: str | None = None, policies: tuple[type, ...] = (), bugs: tuple[str, ...] = ()) -> Made:
@@ -69,10 +70,12 @@ def run_sweep(
     ray_address: str | None = None,
     folder: SweepFolder | None = None,
     progress: Progress = lambda done, total: None,
+    began: Callable[[], None] = lambda: None,
 ) -> Sweep:
     """Every point that ``folder`` does not have. Ctrl-C ends it (``is_cut``), with everything that is finished.
 
-    ``num_jobs`` 0: in this process. Raises UsageError where a cluster does not answer.
+    ``num_jobs`` 0: in this process. ``began`` is called once it is known what has to be run.
+    Raises UsageError where a cluster does not answer.
     """
     sweep = Sweep(order, [None] * len(order.points))
     left: list[Task] = []
@@ -85,6 +88,7 @@ def run_sweep(
         sweep.results[number] = done
         if done is None and isinstance(task, Task):
             left.append(task)
+    began()
     try:
         num_done = sweep.num_done
 

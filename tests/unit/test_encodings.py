@@ -110,7 +110,7 @@ def test_utf_16_without_a_mark_and_what_the_mark_lies_about_are_told() -> None:
         ("scheduler.schedule_policy=lifo", "scheduler.schedule_policy: must be 'fcfs' or 'lpm', got 'lifo'"),
         ("model.layer_partition=5", "model.layer_partition: must be a list in brackets, got 5"),
         ("workload.requests=[{prompt=5}]", "workload.requests.0.rid: is missing"),
-        ("timeouts.waiting_ms=1e-9", "timeouts.waiting_ms: must be 0 (none) or at least 1e-06, got 1e-09"),
+        ("disaggregation.lease_ms=1e-9", "disaggregation.lease_ms: must be 0 (none) or at least 1e-06, got 1e-09"),
     ],
 )
 def test_a_wrong_value_is_told_in_words_of_the_field(override: str, told: str) -> None:

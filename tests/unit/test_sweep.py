@@ -166,6 +166,14 @@ class Policy(ppsim.Policy):
 """
 
 
+STUBBORN = """while True:
+                try:
+                    while True:
+                        pass
+                except BaseException:
+                    pass"""
+
+
 @pytest.mark.parametrize(
     ("does", "outcome", "told"),
     [
@@ -173,6 +181,7 @@ class Policy(ppsim.Policy):
         ("os._exit(7)", "died", "exit code 7"),
         ("os.kill(os.getpid(), 9)", "died", "SIGKILL"),
         ("while True: pass", "stopped", "it was stopped after 2 s"),
+        (STUBBORN, "died", "exit code 5"),
     ],
 )
 def test_what_a_policy_does_ends_its_point_alone(does: str, outcome: str, told: str) -> None:
