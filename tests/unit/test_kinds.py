@@ -171,6 +171,16 @@ def test_ranks_that_count_differently_have_panels_of_their_own() -> None:
     assert alike(Recording(2)) == []
 
 
+def test_more_panels_than_are_drawn_are_counted(figures: list[Any]) -> None:
+    recording = pipeline(11, 4)
+    for rank in range(1, 11):
+        recording.harvests[rank][2] = harvest(2, 0, None, free=50 + rank)
+    drawn(recording, "kv")
+    words = [t.get_text() for t in figures[0].texts]
+    assert sum(text.startswith("KV tokens of PP") for text in words) == 8
+    assert "3 more groups of ranks that counted otherwise are not drawn (--side draws one pipeline)" in words
+
+
 @pytest.mark.parametrize("top", [1.0, 1.05, 4.2, 94.5, 1_936_576.0, 3e12])
 def test_ticks_of_a_count_are_whole_and_within_the_panel(top: float) -> None:
     values = value_ticks(top)
