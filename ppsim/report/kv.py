@@ -25,7 +25,7 @@ def kv_blocks(parts: Sequence[Part], window: Window) -> list[Block]:
             blocks.append(kv_block(part, ranks, window))
     if len(blocks) <= MOST:
         return blocks
-    words = f"{len(blocks) - MOST} more groups of ranks that counted otherwise are not drawn (--side draws one pipeline)"
+    words = f"{len(blocks) - MOST} more groups of ranks that counted otherwise are not drawn (--side: one pipeline)"
     more = Block(CAPTION, lambda figure, top: put_words(figure, LEFT, top + 6, words, size=9))
     return [*blocks[:MOST], more]
 
@@ -54,7 +54,8 @@ def kv_block(part: Part, ranks: Sequence[int], window: Window) -> Block:
         names = f"{names} to {rank_name(Part('', part.recording), ranks[-1])}" if is_row(ranks) else f"{names}, ..."
         names += f" ({len(ranks)} ranks alike)"
     most = highest([maxima(use.in_use, window, WIDTH)])
-    words = f"KV tokens of {names}: requests hold at most {most:,.0f} of {use.most_seen:,} that were once free or cached; blank is free"
+    seen = f"{use.most_seen:,} that were once free or cached"
+    words = f"KV tokens of {names}: requests hold at most {most:,.0f} of {seen}; blank is free"
     return area_block(words, layers, max(1.0, float(use.most_seen)), window)
 
 

@@ -178,7 +178,7 @@ def test_more_panels_than_are_drawn_are_counted(figures: list[Any]) -> None:
     drawn(recording, "kv")
     words = [t.get_text() for t in figures[0].texts]
     assert sum(text.startswith("KV tokens of PP") for text in words) == 8
-    assert "3 more groups of ranks that counted otherwise are not drawn (--side draws one pipeline)" in words
+    assert "3 more groups of ranks that counted otherwise are not drawn (--side: one pipeline)" in words
 
 
 @pytest.mark.parametrize("top", [1.0, 1.05, 4.2, 94.5, 1_936_576.0, 3e12])
