@@ -38,7 +38,7 @@ TITLES = {
     CHUNKS: "time of each piece on the first stage: the flatter, the fewer bubbles the pieces leave on the next ones",
     REQUESTS: "requests over time: a growing queue is more load than the server carries",
     KV: "KV memory over time: where requests hold all of it, somebody waits or is retracted",
-    MEASURED: "forward passes in two runs: on the line they took the same time, below it they were too fast",
+    MEASURED: "forward passes in two runs: on the line both took the same time, below it this run was faster",
 }
 
 

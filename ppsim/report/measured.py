@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SIDE = 460  # pixels: both axes have the same scale
-KINDS = (("prefill, and both", BLUE, "o", False), ("decode", ORANGE, "^", True))
+KINDS = (("prefill, or mixed", BLUE, "o", False), ("decode", ORANGE, "^", True))
 
 
 class Pair(NamedTuple):
