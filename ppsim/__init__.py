@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ppsim.api.plans import ChunkPlan, Compared, Tuned, chunk_plan, compare, tune
     from ppsim.api.run import Drawing, Run, diff, read_run
     from ppsim.api.simulation import load, simulate
+    from ppsim.api.sweeps import Swept, sweep
     from ppsim.core.policy import Policy
     from ppsim.errors import PluginError, PpsimError, ScenarioError, TraceError, UsageError
     from ppsim.plugin import planted
@@ -43,6 +44,7 @@ __all__ = [
     "Run",
     "Scenario",
     "ScenarioError",
+    "Swept",
     "TraceError",
     "Tuned",
     "UsageError",
@@ -59,6 +61,7 @@ __all__ = [
     "read_log",
     "read_run",
     "simulate",
+    "sweep",
     "tune",
 ]
 
@@ -67,6 +70,7 @@ _PLACES = {
     "ppsim.api.plans": ("ChunkPlan", "Compared", "Tuned", "chunk_plan", "compare", "tune"),
     "ppsim.api.run": ("Drawing", "Run", "diff", "read_run"),
     "ppsim.api.simulation": ("load", "simulate"),
+    "ppsim.api.sweeps": ("Swept", "sweep"),
     "ppsim.core.policy": ("Policy",),
     "ppsim.errors": ("PluginError", "PpsimError", "ScenarioError", "TraceError", "UsageError"),
     "ppsim.plugin": ("planted",),

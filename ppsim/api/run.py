@@ -26,6 +26,7 @@ from ppsim.recording.folder import (
     write_run,
 )
 from ppsim.recording.summary import summarize
+from ppsim.scenario.kept import digests_of, keep_files
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -175,9 +176,10 @@ class Run:
         against: Run | None = None,
         format: str = "png",
     ) -> Drawing:
-        """A picture of the run, as ``ppsim plot --kind`` draws it: gantt, channels, chunks, requests or kv.
+        """A picture of the run, as ``ppsim plot --kind`` draws it: gantt, channels, chunks, requests, kv
+        or measured.
 
-        ``from_s`` and ``to_s`` cut out a part, in seconds; ``against``: a second run beside the first, of chunks.
+        ``from_s`` and ``to_s`` cut out a part, in seconds; ``against``: a second run, of chunks and measured.
         Raises UsageError for what cannot be drawn.
         """
         from ppsim.report.kinds import KINDS, Wish, picture
@@ -213,6 +215,7 @@ class Run:
         where = None if out is None else os.fspath(out)
         with run_folder(where, self.recording.name, self.recording.seed) as folder:
             write_run(folder, config, self.recording, self.summary, self.verdict)
+            keep_files(folder.path, self.scenario, digests_of(self.scenario))
             leave(folder)
             if self.incomplete:
                 mark_incomplete(folder.path, self.incomplete)

@@ -38,7 +38,7 @@ def bugs(
     left = [planted.name for planted in chosen]
     for planted in chosen:
         try:
-            row = look_for(planted, budget, seed, plugin)
+            row = look_for(planted, budget, seed, plugin, f"looking for {planted.name}")
         except KeyboardInterrupt:
             row = None
         if row is None:  # interrupted: what it has not found so far says nothing
@@ -61,13 +61,15 @@ def bugs(
     return 0 if all(row["found"] for row in rows) else EXIT_SAFETY
 
 
-def look_for(planted: Any, budget: float, seed: int, plugin: str | None) -> dict[str, Any] | None:
+def look_for(planted: Any, budget: float, seed: int, plugin: str | None, label: str) -> dict[str, Any] | None:
     """One campaign against one planted bug. None if it was interrupted before it found it."""
+    from ppsim.cli.progress import ProgressBar
     from ppsim.fuzz.campaign import run_campaign
     from ppsim.fuzz.folder import save_campaign
     from ppsim.fuzz.round import Order
 
-    result = run_campaign(Order(planted.profile, seed, None, budget, (planted.name,), plugin))
+    with ProgressBar(label, "examples") as progress:
+        result = run_campaign(Order(planted.profile, seed, None, budget, (planted.name,), plugin), progress=progress)
     if result.is_cut and not result.findings:
         return None
     folder = save_campaign(result, None)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppsim.cli.compare_decode import NAMES, decode_dict, decode_text, link_title, nodes_dict
-from ppsim.cli.guard import guarded
+from ppsim.cli.guard import EXIT_INTERRUPTED, guarded, place, say
 from ppsim.cli.options import GpuOption, JsonOption, KvCacheOption, tell_notes
 
 if TYPE_CHECKING:
@@ -79,14 +79,19 @@ def compare(
     kv_cache_dtype: KvCacheOption = "auto",
     as_json: JsonOption = False,
     output: Annotated[
-        str | None, typer.Option("-o", "--output", metavar="FILE.png", help="Draw the picture here.")
+        str | None, typer.Option("-o", "--output", metavar="FILE.png", callback=place, help="Draw the picture here.")
     ] = None,
 ) -> int:
     """PP against TP against CP at equal GPUs: TTFT, throughput, efficiency, crossover bandwidths; decode, too."""
+    from ppsim.cli.progress import ProgressBar
     from ppsim.plan.compare import Question
     from ppsim.plan.compare import compare as run
     from ppsim.plan.compare_links import Overheads
 
+    if output is not None:
+        from ppsim.report.canvas import checked_path
+
+        checked_path(Path(output))  # before anything is computed
     asked = Question(
         model=model,
         gpu=gpu,
@@ -105,7 +110,8 @@ def compare(
         decode=decode_of(concurrency, output_tokens, serve),
         kv_cache_dtype=kv_cache_dtype,
     )
-    found = run(asked)
+    with ProgressBar(f"comparing on {gpus} x {gpu}", "ways of decode" if serve else "") as progress:
+        found = run(asked, progress)
     tell_notes(asked.shape())
     if output is not None:
         from ppsim.report.crossover import plot_crossovers
@@ -113,6 +119,9 @@ def compare(
         title = f"{model} on {gpus} x {gpu}: the same GPUs, three ways; prompts of {prompt} tokens"
         plot_crossovers(pictures(found), title, Path(output))
     print(json.dumps(as_dict(found, output), allow_nan=False) if as_json else text_of(found, output))
+    if found.is_cut:
+        say("interrupted: what is not simulated any more is named above; a comparison begins anew")
+        return EXIT_INTERRUPTED
     return 0
 
 

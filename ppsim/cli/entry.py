@@ -33,6 +33,7 @@ from ppsim.cli import (
     report,
     run,
     show,
+    sweep,
     trace,
     tune,
     volumes,
@@ -81,6 +82,7 @@ app.command("show")(show.show)
 app.command("plot")(plot.plot)
 app.command("trace")(trace.trace)
 app.command("report")(report.report)
+app.command("sweep")(sweep.sweep)
 app.command("fuzz")(fuzz.fuzz)
 app.command("replay")(replay.replay)
 app.command("bugs")(bugs.bugs)

@@ -79,13 +79,17 @@ def execute(
     from ppsim.plugin.loader import always_on
     from ppsim.recording.folder import run_folder
     from ppsim.scenario.expect_judged import with_change
+    from ppsim.scenario.kept import digests_of
 
     if module is not None and always_on(module):
         loaded = with_change(loaded, f"the policy ({plugin})")
+    files = digests_of(loaded)
     with run_folder(out, loaded.name, loaded.seed) as folder:
-        with ProgressBar(f"executing {loaded.name}") as progress:
+        with ProgressBar(f"executing {loaded.name}", "requests") as progress:
             result = launch(loaded, device=device.value, port=port, progress=progress, plugin=plugin)
         if result.verdict.kind == "pass":
             tell_unfired(result.unfired)
         known = [*all_bugs(), *(bug.name for bug in (bugs_in(module) if module is not None else ()))]
-        return conclude(folder, loaded, result.recording, result.verdict, as_json=as_json, known_bugs=known)
+        return conclude(
+            folder, loaded, result.recording, result.verdict, as_json=as_json, known_bugs=known, files=files
+        )

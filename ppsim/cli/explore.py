@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -45,14 +46,20 @@ def explore(
         bool, typer.Option("--unreduced", help="Every order of equal events, too: tiny runs.")
     ] = False,
     budget: Annotated[float | None, typer.Option("--budget", metavar="SECONDS", help="Stop after so long.")] = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="FILE", help="Go on with an exploration that was not finished.")
+    ] = None,
     max_seconds: MaxSecondsOption = 60.0,
     as_json: JsonOption = False,
 ) -> int:
     """Prove it for a small configuration: run every combination of abort times and observation delays."""
+    from ppsim.cli.progress import ProgressBar
     from ppsim.errors import EXIT_UNKNOWN, UsageError
     from ppsim.fuzz.experiment import Terms
     from ppsim.fuzz.explore import chosen, parse_bounds
     from ppsim.fuzz.explore import explore as run_all
+    from ppsim.fuzz.repro import digest_of_file
+    from ppsim.fuzz.unfinished import read_unfinished
     from ppsim.plugin import load
     from ppsim.scenario.expect_judged import without_expect
 
@@ -69,27 +76,57 @@ def explore(
     raw.pop("bugs", None)
     terms = Terms(max_seconds, last_resort=give_up)
     tell_unjudged(expecting, "explore")
-    given, bounds = bounds, chosen(raw, bounds, change, terms)
-    if bounds != given:
+    changed_by = json.dumps([bugs or [], list(loaded.bugs), digest_of_file(plugin)])
+    before = read_unfinished(resume, raw, changed_by) if resume is not None else None
+    given, bounds = bounds, before.bounds if before is not None else chosen(raw, bounds, change, terms)
+    if before is not None and bound and given != bounds:
+        raise UsageError(f"--resume {resume}: it has other bounds than --bound gives: {bounds.sentence()}")
+    if before is None and bounds != given:
         say(f"no bound was given, so these are chosen: {as_options(bounds)}")
-    found = run_all(raw, bounds, change, budget_s=budget, terms=terms)
+    with ProgressBar(f"exploring {loaded.name}", "executions") as progress:
+        found = run_all(raw, bounds, change, budget_s=budget, terms=terms, progress=progress, before=before)
     saved = [save_finding(found, i, loaded.name, tuple(bugs or ()), plugin) for i in range(len(found.findings))]
     if not found.findings:
         tell_unfired(made.unfired(), "this exploration")
     if found.is_cut and not found.findings:
         runs = f"{found.executions} executions ({len(found.runs)} distinct), {len(found.states)} states"
         say(f"interrupted after {runs}, {found.seconds:.0f} s: no violation so far, and nothing is proved")
-        say("an exploration begins anew; --budget SECONDS ends one in order")
+        keep(found, raw, changed_by, loaded.name)
         return EXIT_INTERRUPTED
     if as_json:
-        print(json.dumps(as_dict(found, saved, is_chosen=bounds != given)))
+        print(json.dumps(as_dict(found, saved, is_chosen=before is None and bounds != given)))
     else:
         print_exploration(found, saved)
+    if not found.findings and not found.complete:
+        keep(found, raw, changed_by, loaded.name)
     if found.is_cut:
         return EXIT_INTERRUPTED
     if found.findings:
         return found.findings[0][1].verdict.exit_code
     return 0 if found.complete else EXIT_UNKNOWN
+
+
+def keep(found: Exploration, raw: dict[str, Any], changed_by: str, name: str) -> None:
+    """Save what was run, and say how to go on behind it."""
+    import sys
+
+    from ppsim.fuzz.unfinished import UNFINISHED, save_unfinished
+
+    path = Path("runs") / f"explore-{name.replace('/', '-')}" / UNFINISHED
+    save_unfinished(path, raw, changed_by, found)
+    words = without_resume(sys.argv[1:])
+    say(f"saved {path}")
+    say(f"go on with  {shlex.join(['ppsim', *words, '--resume', str(path)])}")
+
+
+def without_resume(words: list[str]) -> list[str]:
+    """A command line without an earlier ``--resume``."""
+    kept, skip = [], False
+    for word in words:
+        if not skip and word != "--resume" and not word.startswith("--resume="):
+            kept.append(word)
+        skip = word == "--resume"
+    return kept
 
 
 def as_options(bounds: Bounds) -> str:

@@ -74,7 +74,7 @@ def fuzz(
         raise UsageError(f"--skip {skip}: examples come in rounds of {ROUND}; give a multiple of it")
     order = replace(order, terms=Terms(max_seconds, write_and_read, give_up), num_skipped=skip)
     folder = CampaignFolder(order, out)
-    with ProgressBar(f"fuzzing, profile {order.profile}") as progress:
+    with ProgressBar(f"fuzzing, profile {order.profile}", "examples") as progress:
         result = run_campaign(order, num_jobs=jobs or 1, ray_address=ray, progress=progress, database=folder.database)
     folder.save(result)
     if not result.findings:

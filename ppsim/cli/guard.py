@@ -28,6 +28,13 @@ class Interrupted(PpsimError):
     exit_code = EXIT_INTERRUPTED
 
 
+def place(value: str | None) -> str | None:
+    """Callback of options that name a file or folder to write: an empty name, as of an unset variable, is none."""
+    if value is not None and not value.strip():
+        raise typer.BadParameter("is empty; give a name, or leave the option out")
+    return value
+
+
 def say(message: str) -> None:
     """A line for the user that is no part of the result."""
     print(message, file=sys.stderr, flush=True)

@@ -67,6 +67,7 @@ def import_(
 ) -> int:
     """Turn an SGLang or vLLM launch line into a scenario."""
     from ppsim.errors import UsageError
+    from ppsim.parsing import readable
 
     arriving = workload_keys(prompt, output, rate, trace)
     if trace is not None:
@@ -76,7 +77,9 @@ def import_(
     arriving |= reading_keys(columns, skip_bad_lines, concurrency)
     content = content_of(source)
     refuse_a_trace(content)
-    text = content.decode("utf-8", errors="replace")
+    text, remark = readable(content)
+    if remark:
+        say(f"note: {remark}")
     lines = [line for line in launches_of(text, source) if role is None or line.role == role]
     if not lines:
         raise UsageError(f"--role {role}: no server of the text has this role; leave the option out to see all")

@@ -1,8 +1,9 @@
-"""``ppsim list``: what there is to name, one a line: the name first, then one sentence. Scenarios stand in folders."""
+"""``ppsim list``: what there is to name, in groups, one a line: the name first, then one sentence."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import typer
@@ -38,10 +39,10 @@ def scenarios(as_json: JsonOption = False) -> int:
 
 def description(path: Path) -> str:
     """The first line of a scenario's description; a file that cannot be read is told on stderr."""
-    from ppsim.parsing import parse_toml
+    from ppsim.parsing import decoded, parse_toml
 
     try:
-        text = str(parse_toml(path.read_text(encoding="utf-8")).get("description", ""))
+        text = str(parse_toml(decoded(path.read_bytes())).get("description", ""))
     except (OSError, ValueError) as error:
         say(f"ppsim: {path}: {error}")
         return ""
@@ -59,10 +60,19 @@ def bugs(as_json: JsonOption = False) -> int:
         rows = [{"name": b.name, "breaks": b.breaks, "profile": b.profile, "source": b.source} for b in found]
         print(json.dumps(rows))
         return 0
-    width = max((len(b.name) for b in found), default=0)
-    for b in found:
-        print(f"{b.name:<{width}}  {b.breaks}  {b.profile:<8} {b.summary}")
+    print_groups([(f"profile {b.profile}", b.name, f"{b.breaks}  {b.summary}") for b in found])
     return 0
+
+
+def print_groups(rows: Sequence[tuple[str, str, str]]) -> None:
+    """(group, name, text) of each: the groups below their names, in the order in which they first come."""
+    groups = dict.fromkeys(group for group, _, _ in rows)
+    for number, group in enumerate(groups):
+        mine = [(name, text) for of, name, text in rows if of == group]
+        width = max(len(name) for name, _ in mine)
+        print(f"{chr(10) * bool(number)}{group}: {len(mine)}")
+        for name, text in mine:
+            print(f"  {name:<{width}}  {text}".rstrip())
 
 
 @app.command("profiles")
@@ -93,10 +103,12 @@ def probes(as_json: JsonOption = False) -> int:
     if as_json:
         print(json.dumps({"probes": PROBES, "arrows": PAIRS}))
         return 0
-    for name in PROBES:
-        print(name)
-    for name in PAIRS:
-        print(f"arrow {name}")
+    print_groups(
+        [
+            *(("situations", name, "") for name in PROBES),
+            *(("arrows of the request table", name, "") for name in PAIRS),
+        ]
+    )
     return 0
 
 
@@ -104,13 +116,21 @@ def probes(as_json: JsonOption = False) -> int:
 @guarded
 def invariants(as_json: JsonOption = False) -> int:
     """The invariants of lockstep, the rules of bug reports after them, and who checks each."""
-    from ppsim.check.invariants import BY_NAME
+    from ppsim.check.invariants import BY_NAME, INVARIANTS
 
     if as_json:
         print(json.dumps([{"name": i.name, "statement": i.statement, "owner": i.checked_by} for i in BY_NAME.values()]))
         return 0
-    for i in BY_NAME.values():
-        print(f"{i.name}  {i.statement}  [{i.checked_by}]")
+    print_groups(
+        [
+            (
+                "lockstep (docs/protocol.md, section 12)" if i in INVARIANTS else "from public bug reports",
+                i.name,
+                f"{i.statement}  [{i.checked_by}]",
+            )
+            for i in BY_NAME.values()
+        ]
+    )
     return 0
 
 
@@ -127,8 +147,16 @@ def models(as_json: JsonOption = False) -> int:
     if as_json:
         print(json.dumps(rows))
         return 0
-    for row in rows:
-        print(f"{row['name']:<22} {row['num_hidden_layers']:>3} layers  {row['checkpoint']}")
+    print_groups(
+        [
+            (
+                str(row["checkpoint"]).partition("/")[0],
+                str(row["name"]),
+                f"{row['num_hidden_layers']:>3} layers  {row['checkpoint']}",
+            )
+            for row in rows
+        ]
+    )
     return 0
 
 

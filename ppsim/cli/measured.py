@@ -36,15 +36,24 @@ class Measured:
 
 def read_measured(name: str) -> Measured:
     """Samples of a file, standard input (-), a run folder or a run's name. Raises UsageError with what is lacking."""
+    from ppsim.parsing import readable
     from ppsim.workload.trace import unpacked
 
     path = Path(name)
     if name == "-":
-        text, name = unpacked("standard input", sys.stdin.buffer.read()).decode("utf-8", "replace"), "standard input"
+        content, name = sys.stdin.buffer.read(), "standard input"
     elif not is_file(name):
         return of_run(name, path)
     else:
-        text = unpacked(name, path.read_bytes()).decode("utf-8", errors="replace")
+        content = path.read_bytes()
+    text, remark = readable(unpacked(name, content))
+    found = read_text(text, name, path)
+    found.remarks += [f"{name}: {remark}"] if remark else []
+    return found
+
+
+def read_text(text: str, name: str, path: Path) -> Measured:
+    """Samples of a text that ``path`` holds; ``name`` is used in messages."""
     refuse_other_kinds(text, name)
     first = next((row for row in text.split("\n", 50) if row.strip()), "").strip()
     if first.startswith("{"):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 import typer
 
 from ppsim.cli import completion
-from ppsim.cli.guard import say
+from ppsim.cli.guard import place, say
 from ppsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,7 +80,10 @@ PluginOption: TypeAlias = Annotated[
     typer.Option("--plugin", metavar="FILE.py", help="A file with a Policy, parts or planted bugs of your own."),
 ]
 OutOption: TypeAlias = Annotated[
-    str | None, typer.Option("--out", metavar="DIR", help="The run folder. Default: runs/NAME-SEED-N, N the next free.")
+    str | None,
+    typer.Option(
+        "--out", metavar="DIR", callback=place, help="The run folder. Default: runs/NAME-SEED-N, N the next free."
+    ),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON on stdout and nothing else.")]
 ReportOption: TypeAlias = Annotated[
@@ -129,7 +132,9 @@ def scenario_of(
     if trace is not None:
         sets += ['workload.source="trace"', f"workload.trace={json.dumps(trace)}"]
     sets += [f"{key}={toml_value(value)}" for key, value in reading_keys(columns, skip_bad_lines, concurrency).items()]
-    return load_scenario(name, [*sets, *(overrides or [])], seed=seed, bugs=bugs or ())
+    return load_scenario(
+        name, [*sets, *(overrides or [])], seed=seed, bugs=bugs or (), tell=lambda told: say(f"note: {told}")
+    )
 
 
 def tell_unjudged(s: Scenario, command: str) -> None:

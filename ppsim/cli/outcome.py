@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING
 
 from ppsim.cli.guard import EXIT_INTERRUPTED, Interrupted, give_up, say
@@ -98,16 +98,21 @@ def conclude(
     as_json: bool,
     with_report: bool = False,
     known_bugs: Collection[str] | None = None,
+    files: Mapping[str, str] | None = None,
 ) -> int:
     """Save, print and return the exit code. The verdict's text goes to stderr, as do the places of the run and page,
-    and what became of the expectations. With them the exit code says whether they are met; without, the verdict."""
+    and what became of the expectations. With them the exit code says whether they are met; without, the verdict.
+    ``files``: digests of what the scenario names, from before the run."""
     from ppsim.recording.folder import incomplete, leave, write_run
     from ppsim.recording.summary import summarize
     from ppsim.report.table import summary_text
     from ppsim.scenario.expect_judged import expectations
+    from ppsim.scenario.kept import keep_files
 
     summary = summarize(recording, verdict)
     write_run(folder, scenario.model_dump(mode="json"), recording, summary, verdict)
+    for sentence in keep_files(folder.path, scenario, files or {}):
+        say(f"note: {sentence}")
     leave(folder)
     if verdict.message and verdict.kind != "pass":
         say(verdict.message)

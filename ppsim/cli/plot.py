@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ppsim.cli.guard import guarded, say
+from ppsim.cli.guard import guarded, place, say
 from ppsim.cli.options import RunArg, SideOption, side_of
 from ppsim.errors import EXIT_PASS
 
@@ -21,15 +21,17 @@ class Kind(StrEnum):
     CHUNKS = "chunks"
     REQUESTS = "requests"
     KV = "kv"
+    MEASURED = "measured"
 
 
 OutputOption = Annotated[
-    str | None, typer.Option("-o", "--output", metavar="FILE", help="Default: the kind's name in the run folder.")
+    str | None,
+    typer.Option("-o", "--output", metavar="FILE", callback=place, help="Default: the kind's name in the run folder."),
 ]
 FromOption = Annotated[float | None, typer.Option("--from", metavar="SECONDS", help="Start of the part shown.")]
 KindOption = Annotated[Kind, typer.Option("--kind", help="What is drawn.")]
 AgainstOption = Annotated[
-    str | None, typer.Option("--against", metavar="RUN", help="With --kind chunks: a second run beside the first.")
+    str | None, typer.Option("--against", metavar="RUN", help="With --kind chunks or measured: a second run.")
 ]
 ToOption = Annotated[float | None, typer.Option("--to", metavar="SECONDS", help="End of the part shown.")]
 
@@ -47,7 +49,8 @@ def plot(
     """Draw a saved run.
 
     gantt: rank x time, coloured by slot. channels: who sent what when. chunks: time of each prompt piece. requests:
-    running and waiting requests, TTFT and TPOT over time. kv: KV memory over time.
+    running and waiting requests, TTFT and TPOT over time. kv: KV memory over time. measured: forward passes of a
+    simulation against those of real processes (--against).
     """
     from ppsim.recording.folder import VERDICT, find_recording, open_run, read_verdict
     from ppsim.report.kinds import Wish, picture

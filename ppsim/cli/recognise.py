@@ -26,7 +26,7 @@ def recognise(name: str, content: bytes | None = None) -> Told:
     if content is None:
         content = path.read_bytes()
     try:
-        text = text_of(name, content)
+        text = text_of(name, content, told)
     except PpsimError as error:
         told.read.append(str(error))
         return told
@@ -42,11 +42,16 @@ def recognise(name: str, content: bytes | None = None) -> Told:
     return told
 
 
-def text_of(name: str, content: bytes) -> str:
-    """Unpacked and decoded. Raises TraceError for a packed file that cannot be unpacked."""
+def text_of(name: str, content: bytes, told: Told | None = None) -> str:
+    """Unpacked and decoded; ``told`` hears of bytes that are no text. Raises TraceError for a packed file that cannot
+    be unpacked."""
+    from ppsim.parsing import readable
     from ppsim.workload.trace import unpacked
 
-    return unpacked(name, content).decode("utf-8-sig", errors="replace").replace("\r\n", "\n")
+    text, remark = readable(unpacked(name, content))
+    if remark and told is not None:
+        told.read.append(remark)
+    return text.replace("\r\n", "\n")
 
 
 def folder(told: Told, path: Path) -> Told:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ppsim.cli.guard import guarded, say
+from ppsim.cli.guard import guarded, place, say
 from ppsim.cli.options import RUN_HELP
 from ppsim.cli.plot import put
 from ppsim.errors import EXIT_PASS
@@ -20,7 +20,8 @@ ENDINGS = (".html", ".htm")
 
 RunsArg = Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help=f"{RUN_HELP} Several are compared.")]
 FileOption = Annotated[
-    str | None, typer.Option("-o", "--output", metavar="FILE", help=f"Default: {NAME} in the first run's folder.")
+    str | None,
+    typer.Option("-o", "--output", metavar="FILE", callback=place, help=f"Default: {NAME} in the first run's folder."),
 ]
 
 

@@ -69,11 +69,22 @@ def run(
     from ppsim.cli.outcome import conclude, simulated
     from ppsim.cli.progress import ProgressBar
     from ppsim.recording.folder import run_folder
+    from ppsim.scenario.kept import digests_of
 
+    files = digests_of(loaded)
     with run_folder(out, loaded.name, loaded.seed) as folder:
-        with ProgressBar(f"simulating {loaded.name}") as progress:
+        with ProgressBar(f"simulating {loaded.name}", "requests") as progress:
             changed = bool(made.names)
             recording, verdict = simulated(loaded, made.change, progress, folder, is_changed=changed, max_s=max_seconds)
         if verdict.kind == "pass":
             tell_unfired(made.unfired())
-        return conclude(folder, loaded, recording, verdict, as_json=as_json, with_report=with_report, known_bugs=known)
+        return conclude(
+            folder,
+            loaded,
+            recording,
+            verdict,
+            as_json=as_json,
+            with_report=with_report,
+            known_bugs=known,
+            files=files,
+        )

@@ -7,13 +7,16 @@ from typing import Annotated
 
 import typer
 
-from ppsim.cli.guard import guarded, say
+from ppsim.cli.guard import guarded, place, say
 from ppsim.cli.options import RunArg, SideOption
 from ppsim.cli.plot import FromOption, ToOption
 from ppsim.errors import EXIT_PASS
 
 FileOption = Annotated[
-    str | None, typer.Option("-o", "--output", metavar="FILE", help="A .json or .json.gz. Default: in the run folder.")
+    str | None,
+    typer.Option(
+        "-o", "--output", metavar="FILE", callback=place, help="A .json or .json.gz. Default: in the run folder."
+    ),
 ]
 
 

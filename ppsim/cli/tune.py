@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ppsim.cli.guard import Interrupted, guarded
+from ppsim.cli.guard import EXIT_INTERRUPTED, Interrupted, guarded, place, say
 from ppsim.cli.options import (
     ColumnOption,
     JsonOption,
@@ -21,6 +21,7 @@ from ppsim.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from ppsim.plan.tune import TuningCut
     from ppsim.plan.tuning import Contest, Row, Tuning
     from ppsim.scenario import Scenario
 
@@ -66,14 +67,15 @@ def tune(
     skip_bad_lines: SkipOption = False,
     overrides: SetOption = None,
     out: Annotated[
-        str | None, typer.Option("--out", metavar="DIR", help="Default: runs/tune-NAME-N, N the next free.")
+        str | None,
+        typer.Option("--out", metavar="DIR", callback=place, help="Default: runs/tune-NAME-N, N the next free."),
     ] = None,
     as_json: JsonOption = False,
 ) -> int:
     """Search splits and chunks, re-run the best in the event simulation, print what they are worth."""
     from ppsim.cli.progress import ProgressBar
     from ppsim.errors import UsageError
-    from ppsim.plan.tune import Wish
+    from ppsim.plan.tune import TuningCut, Wish
     from ppsim.plan.tune import tune as search
     from ppsim.scenario.expect_judged import without_expect
 
@@ -85,17 +87,34 @@ def tune(
     given = [*on_gpu(gpu), *of_type(kv_cache_dtype), *(overrides or [])]
     expecting = scenario_of(scenario, None, trace, given, None, columns, skip_bad_lines)
     loaded = without_expect(expecting)
-    with ProgressBar(f"tuning {loaded.name}") as progress:
+    with ProgressBar(f"tuning {loaded.name}", "configurations") as progress:
         try:
             found = search(loaded, Wish(aim, gpus, rate, prompt, requests, max_cp), progress)
-        except KeyboardInterrupt:
-            raise Interrupted(
-                f"tune: interrupted after {progress.done} configurations; nothing is saved, a search begins anew"
-            ) from None
+        except TuningCut as cut:
+            return interrupted(loaded, cut, aim, out, as_json)
     tell_unjudged(expecting, "tune")
     folder = save(loaded, found, out)
     print(json.dumps(as_dict(found, folder), allow_nan=False) if as_json else text_of(loaded, found, folder))
     return 0
+
+
+def interrupted(s: Scenario, cut: TuningCut, aim: str, out: str | None, as_json: bool) -> int:
+    """Keep and print what a search had found when it was interrupted: a table, and no recommendation."""
+    from ppsim.recording.folder import RUNS, json_text, make, next_free, put_text
+
+    if not cut.rows:
+        raise Interrupted("tune: interrupted before any configuration was evaluated")
+    folder = Path(out) if out is not None else next_free(RUNS, f"tune-{s.name.replace('/', '-')}")
+    make(folder)
+    found = {"interrupted": True, "objective": aim, "table": [row.to_dict() for row in cut.rows]}
+    put_text(folder / JSON_FILE, json_text(found))
+    if as_json:
+        print(json.dumps(found, allow_nan=False))
+    else:
+        print("\n".join([f"best of {len(cut.rows)} configurations so far", HEAD, *map(row_text, cut.rows[:NUM_SHOWN])]))
+    say(f"tune: interrupted after {len(cut.rows)} configurations; nothing was simulated, and nothing is recommended")
+    say(f"saved {folder / JSON_FILE}; a search begins anew")
+    return EXIT_INTERRUPTED
 
 
 def save(s: Scenario, found: Tuning, out: str | None) -> Path:

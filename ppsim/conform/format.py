@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeAlias
 
 from ppsim.errors import TraceError
+from ppsim.parsing import decoded
 
 VERSION = 1
 MODES = ("extend", "decode", "mixed", "empty")
@@ -118,11 +119,11 @@ def lines_of(path: str) -> list[str]:
     if path.endswith(".gz") and not zipped:
         raise RecordedRunError(path, 0, "", "is not a gzip file although its name ends in .gz")
     try:
-        text = (gzip.decompress(data) if zipped else data).decode("utf-8")
+        text = decoded(gzip.decompress(data) if zipped else data)
     except (OSError, EOFError, zlib.error) as error:
         raise RecordedRunError(path, 0, "", f"cannot be unzipped: {error}") from None
-    except UnicodeDecodeError as error:
-        raise RecordedRunError(path, 0, "", f"is not text: {error.reason} at byte {error.start}") from None
+    except ValueError as error:
+        raise RecordedRunError(path, 0, "", f"is not text: {error}") from None
     return text.split("\n")
 
 

@@ -25,7 +25,7 @@ from ppsim.cost.model import ModelShape
 from ppsim.cost.quantization import quantised, widths_of
 from ppsim.cost.read_layers import flag_of, layers_of, model_names
 from ppsim.errors import ScenarioError
-from ppsim.parsing import parse_json
+from ppsim.parsing import decoded, parse_json
 
 TYPE_BYTES = {
     "float32": 4.0,
@@ -138,7 +138,7 @@ def config_of(path: Path) -> Mapping[str, Any]:
 def read_config(path: Path) -> Mapping[str, Any]:
     """Raises ScenarioError if the file is missing, unreadable or not a JSON object."""
     try:
-        data = parse_json(path.read_text("utf-8"))
+        data = parse_json(decoded(path.read_bytes()))
     except OSError as error:
         raise ScenarioError(str(path), f"cannot be read: {error.strerror or error}") from None
     except ValueError as error:

@@ -10,6 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from ppsim.errors import ScenarioError
+from ppsim.parsing import decoded, parse_toml
 
 NEEDED = ("bf16_tflops", "memory_gb", "hbm_gb_per_s", "link_gb_per_s")
 
@@ -68,10 +69,10 @@ def gpu_of_file(path: Path) -> Gpu:
     Raises ScenarioError for a file that cannot be read, an unknown or a missing field, and a figure that cannot be.
     """
     try:
-        table = tomllib.loads(path.read_text("utf-8"))
+        table = parse_toml(decoded(path.read_bytes()))
     except OSError as error:
         raise ScenarioError("gpu", f"{path} cannot be read: {error.strerror or error}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ScenarioError("gpu", f"{path} is not TOML: {error}") from None
     row = table.get("gpu", table)
     if not isinstance(row, dict):

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ppsim.errors import ScenarioError, TraceError
+from ppsim.parsing import decoded
 
 PREFIX_NAMES = ("prefix", "prefix_len", "prefix_tokens", "history", "cached_tokens")
 NEW_NAMES = ("new", "new_tokens", "extend_len", "chunk", "tokens", "x")
@@ -61,11 +62,11 @@ def read_samples(path: Path | str) -> tuple[Sample, ...]:
     """Samples of a .csv, .jsonl or .json file (told apart by its first character). Raises TraceError, ScenarioError."""
     file = Path(path)
     try:
-        text = file.read_text("utf-8")
+        text = decoded(file.read_bytes())
     except OSError as error:
         raise ScenarioError(str(file), f"cannot be read: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise ScenarioError(str(file), "is not text in UTF-8") from None
+    except ValueError as error:
+        raise ScenarioError(str(file), f"is no text: {error}") from None
     return parse_samples(text, str(file))
 
 

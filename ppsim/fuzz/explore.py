@@ -76,6 +76,14 @@ class Bounds:
         return "; ".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an exploration stands: the variant, by number, and [choice, number of choices] of each question so far."""
+
+    number: int
+    path: tuple[tuple[int, int], ...] = ()
+
+
 @dataclass(slots=True)
 class Exploration:
     """What was found. ``complete`` is False where the limit of executions or time, or a finding ended it."""
@@ -91,6 +99,7 @@ class Exploration:
     leaves_chance: bool = False  # the scenario has a section ``chance``; all of that is as written
     seconds: float = 0.0
     is_cut: bool = False  # the user interrupted it
+    place: Place | None = None  # of the first execution that has not been run, where it is not complete
 
     def sentence(self) -> str:
         """What exactly was bounded, and what the scenario keeps from being covered."""
@@ -244,23 +253,34 @@ def explore(
     budget_s: float | None = None,
     progress: Callable[[int, int], None] | None = None,
     terms: Terms = USUAL,
+    before: Exploration | None = None,
 ) -> Exploration:
     """Run every execution within the bounds, or until ``max_findings`` different failures are found.
+
+    ``before``: what an exploration with these bounds has run already; it goes on at its place, and counts it.
 
     Ctrl-C ends it as a limit of time does; an execution that takes longer than the terms allow has no end: a failure.
     """
     raw = as_explored(raw, bounds)
     scenario = validate(raw)
     timed = tuple(what for what, reads in TIMED.items() if reads(scenario))
-    found = Exploration(bounds, timed=timed, leaves_chance=scenario.chance != Chance())
+    found = before if before is not None else Exploration(bounds)
+    found.timed, found.leaves_chance = timed, scenario.chance != Chance()
+    first = found.place or Place(0)
     seen: list[Signature] = []
+    spent_s = found.seconds
     started = time.monotonic()
     try:
         for number, variant in enumerate(variants(raw, bounds)):
+            if number < first.number:
+                continue
             choices = BoundedChoices(bounds)
+            if number == first.number:
+                choices.path = [list(entry) for entry in first.path]
             more = True
             while more:
-                out_of_time = budget_s is not None and found.seconds > budget_s
+                found.place = Place(number, tuple((value, n) for value, n in choices.path))
+                out_of_time = budget_s is not None and found.seconds - spent_s > budget_s
                 if len(seen) >= max_findings or found.executions >= bounds.executions or out_of_time:
                     return found
                 outcome = run_experiment(Experiment(variant), change, choices, terms)
@@ -268,14 +288,14 @@ def explore(
                 if outcome.signature is not None and outcome.signature not in seen:
                     seen.append(outcome.signature)
                     found.findings.append((Experiment(variant, outcome.tape), outcome))
-                found.seconds = time.monotonic() - started
+                found.seconds = spent_s + time.monotonic() - started
                 if progress is not None:
                     progress(found.executions, 0)
                 more = choices.advance()
     except KeyboardInterrupt:
         found.is_cut = True
         return found
-    found.complete = True
+    found.complete, found.place = True, None
     return found
 
 

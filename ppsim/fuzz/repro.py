@@ -16,7 +16,7 @@ from typing import Any
 
 from ppsim.errors import UsageError
 from ppsim.fuzz.experiment import USUAL, Experiment, Outcome, Signature, Terms, run_experiment
-from ppsim.parsing import parse_json
+from ppsim.parsing import decoded, parse_json
 from ppsim.plugin import Loaded
 from ppsim.plugin import load as load_change
 
@@ -85,7 +85,7 @@ def save(path: Path, repro: Repro) -> None:
 def load(path: str) -> Repro:
     """Read a file. Raises UsageError that says what is damaged or missing."""
     try:
-        content = parse_json(Path(path).read_text(encoding="utf-8"))
+        content = parse_json(decoded(Path(path).read_bytes()))
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
     except json.JSONDecodeError as error:

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ppsim.plan.compare_decode import DecodeComparison, compare_decode
+from ppsim.plan.compare_decode import DecodeComparison, Progress, compare_decode
 from ppsim.plan.compare_field import ASSUMED_EFFICIENCY, Field, Standing
 from ppsim.plan.compare_links import Joint
 from ppsim.plan.compare_question import Question
@@ -58,10 +58,15 @@ class Comparison:
     notes: list[str] = field(default_factory=list)
     joint: Joint | None = None
     decode: DecodeComparison | None = None
+    is_cut: bool = False  # Ctrl-C: decode has the ways that were simulated before it
 
 
-def compare(q: Question) -> Comparison:
-    """Standings, curves and crossovers. Raises UsageError or ScenarioError for what cannot be."""
+def compare(q: Question, progress: Progress | None = None) -> Comparison:
+    """Standings, curves and crossovers. Raises UsageError or ScenarioError for what cannot be.
+
+    ``progress`` is called with the ways of decode that are done, and how many there are. Ctrl-C meanwhile ends it with
+    what there is.
+    """
     field_ = Field(q)
     asked = q.link_gb_per_s or q.nic_gb_per_s or field_.known_links()
     by_way = {way: field_.standings(way, asked) for way in field_.ways}
@@ -79,7 +84,8 @@ def compare(q: Question) -> Comparison:
         joint=field_.joint,
     )
     if q.decode is not None:
-        found.decode = compare_decode(field_, asked)
+        found.decode = compare_decode(field_, asked, progress)
+        found.is_cut = found.decode.is_cut
     if q.speedup is not None and "tp" in field_.ways:
         base, wanted = field_.base.input_tokens_per_s, q.speedup
         found.speedup_gb_per_s = crossing(

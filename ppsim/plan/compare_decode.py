@@ -13,9 +13,9 @@ Hosts cost nothing in either. Context parallelism gains nothing in decode (``pps
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 from ppsim.cost.memory import model_capacity
 from ppsim.cost.stage import StageCost, Work
@@ -31,6 +31,7 @@ from ppsim.scenario.load import validate
 from ppsim.scenario.tree import Scenario
 from ppsim.world import simulate
 
+Progress: TypeAlias = Callable[[int, int], None]
 NS_PER_S = 1e9
 SERVED_CHUNK = 8192  # tokens, where --chunk does not say: SGLang's own for GPUs of this memory
 
@@ -69,22 +70,46 @@ class DecodeComparison:
     base: DecodeStanding
     standings: list[DecodeStanding] = field(default_factory=list)
     swaps: list[tuple[str, str, float | None, str]] = field(default_factory=list)
+    is_cut: bool = False  # Ctrl-C: what was not simulated any more says so
 
 
-def compare_decode(field_: Field, links: Sequence[float]) -> DecodeComparison:
-    """Everything about decode. Raises PpsimError if a simulated run does not pass."""
-    asked = field_.decode_asked
-    base = standing(field_, "base", Split(1, field_.tp_size), None, None)
-    found = DecodeComparison(asked, base)
+def compare_decode(field_: Field, links: Sequence[float], progress: Progress | None = None) -> DecodeComparison:
+    """Everything about decode. Raises PpsimError if a simulated run does not pass.
+
+    Only the simulated benchmark takes long. Ctrl-C ends it: the formulas of all ways are there all the same.
+    """
+    total, done, is_cut = 1 + len(links) * len(field_.ways), 0, False
+
+    def one(way: str, split: Split, gb_per_s: float | None, base: DecodeStanding | None) -> DecodeStanding:
+        nonlocal done, is_cut
+        if progress is not None:
+            progress(done, total)
+        try:
+            found = standing(field_, way, split, gb_per_s, base, simulates=not is_cut)
+        except KeyboardInterrupt:
+            is_cut = True
+            found = standing(field_, way, split, gb_per_s, base, simulates=False)
+        done += 1
+        return found
+
+    base = one("base", Split(1, field_.tp_size), None, None)
+    found = DecodeComparison(field_.decode_asked, base)
     for gb_per_s in links:
         for way in field_.ways:
-            found.standings.append(standing(field_, way, field_.splits[way], gb_per_s, base))
+            found.standings.append(one(way, field_.splits[way], gb_per_s, base))
     found.swaps = swaps(field_)
+    found.is_cut = is_cut
     return found
 
 
 def standing(
-    field_: Field, way: str, split: Split, gb_per_s: float | None, base: DecodeStanding | None
+    field_: Field,
+    way: str,
+    split: Split,
+    gb_per_s: float | None,
+    base: DecodeStanding | None,
+    *,
+    simulates: bool = True,
 ) -> DecodeStanding:
     """Steady state, memory and, if asked, the simulated benchmark of one way."""
     asked = field_.decode_asked
@@ -94,7 +119,9 @@ def standing(
     room = model_capacity(field_.shape, field_.gpu, field_.partition(split), split.tp_size, MEM_FRACTION)
     num_fit = room.num_requests(field_.q.prompt + asked.output)
     served, why_not = None, ""
-    if asked.num_served and num_fit != 0:
+    if asked.num_served and num_fit != 0 and not simulates:
+        why_not = "interrupted before it was simulated"
+    elif asked.num_served and num_fit != 0:
         served = serve(serving_scenario(field_, split, gb_per_s))
     elif asked.num_served:
         why_not = "no request fits into the memory"

@@ -38,14 +38,33 @@ class Wish:
     max_cp: int = 0
 
 
+class TuningCut(KeyboardInterrupt):
+    """Ctrl-C in a search. ``rows``: what it had evaluated, the best first; none of it is judged by a simulation."""
+
+    def __init__(self, rows: list[Row], num_evaluated: int) -> None:
+        super().__init__(rows, num_evaluated)
+        self.rows, self.num_evaluated = rows, num_evaluated
+
+
 def tune(s: Scenario, wish: Wish, progress: Progress | None = None) -> Tuning:
-    """Tune a scenario. Raises UsageError or ScenarioError for what cannot be, PpsimError if a simulated run fails."""
+    """Tune a scenario. Raises UsageError or ScenarioError for what cannot be, PpsimError if a simulated run fails, and
+    TuningCut at Ctrl-C."""
     refuse_made_up_costs(s)
     s, made_room = with_room(s, wish.prompt)
     probe = probe_of(s, wish.objective, rate_per_s=wish.rate_per_s, prompt=wish.prompt, num_requests=wish.num_requests)
     k = s.cluster
     num_gpus = k.pp_size * k.tp_size * k.cp_size if wish.num_gpus is None else wish.num_gpus
     search = Search(s, probe, num_gpus, wish.max_cp, progress)
+    try:
+        return searched(s, wish, search, made_room)
+    except KeyboardInterrupt:
+        rows = [row for row in search.table() if row.figures is not None]
+        raise TuningCut(rows, search.fast.num_evaluated) from None
+
+
+def searched(s: Scenario, wish: Wish, search: Search, made_room: list[str]) -> Tuning:
+    """The search, the event simulation of its best, and what is around it."""
+    probe, num_gpus = search.probe, search.num_gpus
     search.require_any()
     given = search.given()
     search.joint()

@@ -46,6 +46,8 @@ def prepare_folder(out: str | None, name: str, seed: int) -> RunFolder:
     """Make the folder before the run begins, so that a long run cannot end in a place that cannot be written."""
     if out is None:
         return RunFolder(next_free(RUNS, f"{name.replace('/', '-')}-{seed}"))
+    if not out.strip():
+        raise UsageError("out: is empty; give a folder, or leave it out")
     path = Path(out)
     replaces = False
     if path.is_dir():

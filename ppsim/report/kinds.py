@@ -18,23 +18,33 @@ from ppsim.report.chunks import chunk_blocks, chunks_of
 from ppsim.report.gantt import Picture, default_window, gantt
 from ppsim.report.kv import kv_blocks
 from ppsim.report.lanes import Part, parts_of
+from ppsim.report.measured import measured_blocks, pairs_of
 from ppsim.report.notes import notes
 from ppsim.report.requests import request_blocks
 from ppsim.report.waits import headline
 from ppsim.report.window import Window, chosen_window, lifetime, whole_run
 
-GANTT, CHANNELS, CHUNKS, REQUESTS, KV = KINDS = ("gantt", "channels", "chunks", "requests", "kv")
+GANTT, CHANNELS, CHUNKS, REQUESTS, KV, MEASURED = KINDS = (
+    "gantt",
+    "channels",
+    "chunks",
+    "requests",
+    "kv",
+    "measured",
+)
+TWO = (CHUNKS, MEASURED)  # kinds that take a second run
 TITLES = {
     CHANNELS: "who sent what when: a line that ends where a bar begins is one that the bar waited for",
     CHUNKS: "time of each piece on the first stage: the flatter, the fewer bubbles the pieces leave on the next ones",
     REQUESTS: "requests over time: a growing queue is more load than the server carries",
     KV: "KV memory over time: where requests hold all of it, somebody waits or is retracted",
+    MEASURED: "forward passes in two runs: on the line both took the same time, below it this run was faster",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a user asked for. ``against``: a second run beside the first, of chunks only."""
+    """What a user asked for. ``against``: a second run beside the first, of chunks and measured only."""
 
     kind: str = GANTT
     side: str | None = None
@@ -45,8 +55,10 @@ class Wish:
 
 def picture(recording: Recording, path: Path, wish: Wish, verdict: Verdict | None = None) -> Picture:
     """The picture for ``path``. Raises UsageError for what cannot be drawn."""
-    if wish.against is not None and wish.kind != CHUNKS:
-        raise UsageError(f"--against: belongs to --kind {CHUNKS}, not to {wish.kind}")
+    if wish.against is not None and wish.kind not in TWO:
+        raise UsageError(f"--against: belongs to --kind {' and '.join(TWO)}, not to {wish.kind}")
+    if wish.against is None and wish.kind == MEASURED:
+        raise UsageError(f"--kind {MEASURED}: needs a second run, as of ppsim exec: --against RUN")
     if wish.kind == GANTT:
         return gantt(recording, path, verdict=verdict, side=wish.side, from_s=wish.from_s, to_s=wish.to_s)
     checked_path(path)
@@ -74,9 +86,16 @@ def chunks_in(parts: Sequence[Part], window: Window, wish: Wish) -> list[Block]:
     return chunk_blocks(runs)
 
 
+def passes_of_both(parts: Sequence[Part], window: Window, wish: Wish) -> list[Block]:
+    """The forward passes of the run and of the one beside it."""
+    assert wish.against is not None
+    return measured_blocks(pairs_of(parts[0].recording, parts_of(wish.against, wish.side)[0].recording, window))
+
+
 BLOCKS: dict[str, Callable[[Sequence[Part], Window, Wish], list[Block]]] = {
     CHANNELS: lambda parts, window, wish: channel_blocks(parts, window),
     CHUNKS: chunks_in,
+    MEASURED: passes_of_both,
     REQUESTS: lambda parts, window, wish: request_blocks(parts, window),
     KV: lambda parts, window, wish: kv_blocks(parts, window),
 }

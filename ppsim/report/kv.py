@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ppsim.recording.record import Recording
-from ppsim.report.canvas import WIDTH, Block
-from ppsim.report.charts import BLUE, GREEN, PALE, Layer, area_block
+from ppsim.report.canvas import LEFT, WIDTH, Block, put_words
+from ppsim.report.charts import BLUE, CAPTION, GREEN, PALE, Layer, area_block
 from ppsim.report.lanes import Part, rank_name
 from ppsim.report.series import highest, kv_use, maxima, means, total
 from ppsim.report.window import Window
@@ -23,7 +23,11 @@ def kv_blocks(parts: Sequence[Part], window: Window) -> list[Block]:
     for part in parts:
         for ranks in alike(part.recording):
             blocks.append(kv_block(part, ranks, window))
-    return blocks[:MOST]
+    if len(blocks) <= MOST:
+        return blocks
+    words = f"{len(blocks) - MOST} more groups of ranks that counted otherwise are not drawn (--side: one pipeline)"
+    more = Block(CAPTION, lambda figure, top: put_words(figure, LEFT, top + 6, words, size=9))
+    return [*blocks[:MOST], more]
 
 
 def alike(recording: Recording) -> list[list[int]]:
@@ -50,7 +54,8 @@ def kv_block(part: Part, ranks: Sequence[int], window: Window) -> Block:
         names = f"{names} to {rank_name(Part('', part.recording), ranks[-1])}" if is_row(ranks) else f"{names}, ..."
         names += f" ({len(ranks)} ranks alike)"
     most = highest([maxima(use.in_use, window, WIDTH)])
-    words = f"KV tokens of {names}: requests hold at most {most:,.0f}; {use.most_seen:,} were once free or cached"
+    seen = f"{use.most_seen:,} that were once free or cached"
+    words = f"KV tokens of {names}: requests hold at most {most:,.0f} of {seen}; blank is free"
     return area_block(words, layers, max(1.0, float(use.most_seen)), window)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from pathlib import Path
@@ -17,10 +17,12 @@ from typing import Any, get_origin
 from pydantic import BaseModel, ValidationError
 
 from ppsim.errors import ScenarioError, UsageError
-from ppsim.parsing import TOO_DEEP, parse_toml
+from ppsim.parsing import TOO_DEEP, decoded, parse_toml
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.expect import Expect
+from ppsim.scenario.kept import relocated
 from ppsim.scenario.tree import Scenario
+from ppsim.scenario.words import hint_for, problem_in_words
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PACKED = PACKAGE / "data" / "scenarios"  # the build of a wheel puts them here (setup.py); in the tree there is one copy
@@ -30,25 +32,43 @@ ABOUT = "folder.txt"  # in a folder of scenarios: a sentence about them
 
 
 def load_scenario(
-    name_or_path: str, overrides: Iterable[str] = (), *, seed: int | None = None, bugs: Sequence[str] = ()
+    name_or_path: str,
+    overrides: Iterable[str] = (),
+    *,
+    seed: int | None = None,
+    bugs: Sequence[str] = (),
+    tell: Callable[[str], object] = lambda sentence: None,
 ) -> Scenario:
-    """Load, override, validate. ``bugs``: planted ones to switch on besides. Raises ScenarioError or UsageError; never
-    anything else for bad input."""
+    """Load, override, validate. ``bugs``: planted ones to switch on besides. ``tell`` hears of files that have changed
+    since a saved run. Raises ScenarioError or UsageError; never anything else for bad input."""
     pairs = parse_overrides(overrides)
-    return scenario_with(read_scenario(name_or_path), pairs if seed is None else [*pairs, ("seed", seed)], bugs)
+    raw, told = read_and_told(name_or_path)
+    for sentence in told:
+        if sentence.partition(":")[0] not in dict(pairs):
+            tell(sentence)
+    return scenario_with(raw, pairs if seed is None else [*pairs, ("seed", seed)], bugs)
 
 
 def read_scenario(name_or_path: str) -> dict[str, Any]:
     """The content of a scenario's file, not validated yet; its name is the file's if it gives none."""
+    return read_and_told(name_or_path)[0]
+
+
+def read_and_told(name_or_path: str) -> tuple[dict[str, Any], list[str]]:
+    """The same, and what has changed of the files that a run folder's config names."""
     path = find_scenario(name_or_path)
     try:
-        raw = parse_toml(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
+        text = decoded(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise UsageError(f"{path}: is no text: {error}") from None
+    try:
+        raw = parse_toml(text)
     except ValueError as error:
         raise UsageError(f"{path}: not valid TOML: {error}") from None
     raw.setdefault("name", path.stem)
-    return raw
+    return raw, relocated(raw, path)
 
 
 def scenario_with(raw: dict[str, Any], pairs: Iterable[tuple[str, Any]], bugs: Sequence[str] = ()) -> Scenario:
@@ -231,7 +251,10 @@ def first_problem(error: ValidationError) -> ScenarioError:
         hint = f"did you mean {near[0]!r}?" if near else f"known here: {known}"
         return ScenarioError(shortened(field), "unknown key", hint)
     came = problem.get("input")
-    return ScenarioError(shortened(field), f"{problem['msg']}, got {shortened(repr(came))}")
+    came_as = "nothing" if problem["type"] == "missing" else shortened(repr(came))
+    return ScenarioError(
+        shortened(field), f"{problem_in_words(problem)}, got {came_as}", hint_for(problem["type"], came)
+    )
 
 
 def shortened(text: str) -> str:

@@ -111,7 +111,9 @@ def lines_of(name: str, content: bytes) -> Iterator[Line]:
         problem = f"byte 0x{content[bad]:02x} at offset {bad}"
         before = content[:bad].count(b"\n")
     if bad >= 0:
-        raise TraceError(name, before + 1, "file", f"not a text file: {problem}; expected UTF-8 (unpack it first?)")
+        raise TraceError(
+            name, before + 1, "file", f"not a text file: {problem}; expected UTF-8 (is it packed, or latin-1?)"
+        )
     for number, line in enumerate(text.split("\n"), start=1):
         if stripped := line.strip():
             yield Line(name, number, stripped)

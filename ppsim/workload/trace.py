@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from ppsim.errors import TraceError
+from ppsim.parsing import as_utf8
 from ppsim.workload.dialogues import Dialogues, session_rows
 from ppsim.workload.lines import BadLines, Line, TraceRow, lines_of, lines_one_by_one, shown
 from ppsim.workload.mooncake import json_object, parse_mooncake
@@ -301,13 +302,14 @@ def past_blanks(text: str, at: int) -> int:
 
 
 def unpacked(name: str, content: bytes) -> bytes:
-    """What gzip or zstd packed; anything else as it is. Raises TraceError for a packed file that is damaged."""
+    """What gzip or zstd packed; anything else as it is. A text whose byte-order mark says another encoding becomes
+    UTF-8. Raises TraceError for a packed file that is damaged."""
     if content.startswith(ZSTD):
-        return unpack_zstd(name, content)
+        return as_utf8(unpack_zstd(name, content))
     if not content.startswith(GZIP):
-        return content
+        return as_utf8(content)
     try:
-        return gzip.decompress(content)
+        return as_utf8(gzip.decompress(content))
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(name, 1, "file", f"not a text file, and as gzip it is damaged: {error}") from None
 

@@ -20,6 +20,7 @@ from typer.testing import CliRunner, Result
 from ppsim.cli.entry import app
 from ppsim.fuzz import limit
 from ppsim.fuzz.limit import Limit, OutOfTime
+from ppsim.plan.search import Search
 
 HEAD = "import time\nimport ppsim\n\n\nclass Policy(ppsim.Policy):\n"
 ORDER = HEAD + "    def admission_order(self, waiting):\n"
@@ -350,12 +351,30 @@ def test_ctrl_c_says_how_far_an_exploration_came(folder: Path) -> None:
     assert "nothing is proved" in end
 
 
-def test_ctrl_c_says_how_far_a_search_came(monkeypatch: pytest.MonkeyPatch) -> None:
-    def search(scenario: object, wish: object, progress: object) -> None:
-        progress(4096, 0)  # type: ignore[operator]
+def test_ctrl_c_keeps_what_a_search_has_evaluated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first block of configurations is done, then somebody interrupts: all of them are in the file, best first."""
+
+    def stop(self: Search, *args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("ppsim.plan.tune.tune", search)
-    result = ppsim("tune mooncake")
+    monkeypatch.setattr(Search, "climb", stop)
+    result = ppsim("tune tiny --set cost.source=unit --prompt 512 --out kept")
+    assert result.exit_code == 130, result.stderr
+    found = json.loads(Path("kept/tune.json").read_text())
+    ttfts = [row["ttft_s"] for row in found["table"]]
+    assert found["interrupted"]
+    assert len(ttfts) > 10
+    assert ttfts == sorted(ttfts)
+    assert f"interrupted after {len(ttfts)} configurations; nothing was simulated" in result.stderr
+    assert f"best of {len(ttfts)} configurations so far" in result.stdout
+
+
+def test_ctrl_c_before_the_first_configuration_saves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(self: Search, *args: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "evaluate", stop)
+    result = ppsim("tune tiny --set cost.source=unit --prompt 512 --out kept")
     assert (result.exit_code, result.stdout) == (130, "")
-    assert "tune: interrupted after 4096 configurations; nothing is saved, a search begins anew" in result.stderr
+    assert "interrupted before any configuration was evaluated" in result.stderr
+    assert not Path("kept").exists()

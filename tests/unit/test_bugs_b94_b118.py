@@ -182,12 +182,12 @@ def test_b113_a_visit_without_work_while_a_batch_is_in_flight_is_ordinary() -> N
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("cluster.pp_async_batch_depth=-1", "cluster.pp_async_batch_depth: Input should be greater than or equal to 0"),
+        ("cluster.pp_async_batch_depth=-1", "cluster.pp_async_batch_depth: must be at least 0"),
         ("scheduler.chunked_prefill_size=0", "must be positive, or -1 for no chunking, got 0"),
         ("scheduler.chunked_prefill_size=-2", "must be positive, or -1 for no chunking, got -2"),
         ("cluster.pp_size=33", "33 stages, but the model has only 32 layers"),
-        ("disaggregation.role='router'", "disaggregation.role: Input should be"),
-        ("scheduler.max_running_requests=0", "scheduler.max_running_requests: Input should be greater than 0"),
+        ("disaggregation.role='router'", "disaggregation.role: must be"),
+        ("scheduler.max_running_requests=0", "scheduler.max_running_requests: must be more than 0"),
         ("model.layer_partition=[16, 17]", "model.layer_partition: sums to 33, but the model has 32 layers"),
     ],
 )

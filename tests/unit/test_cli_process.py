@@ -101,6 +101,26 @@ def test_progress_is_shown_on_a_terminal_after_a_while_and_never_in_a_pipe(
     assert PATIENCE_S == 2.0
 
 
+def test_without_a_terminal_there_is_a_line_every_ten_seconds_also_while_nothing_is_ready(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert progress_module.LINE_S == 10.0
+    monkeypatch.setattr(progress_module, "LINE_S", 0.2)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: False, raising=False)
+    with ProgressBar("simulating unit", "requests") as bar:
+        bar(1, 100)
+        time.sleep(0.3)
+        bar(42, 0)
+        time.sleep(0.3)
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = captured.err.splitlines()
+    assert lines[:1] == ["simulating unit: 1 of 100 requests, 0 s"]
+    assert lines[-1].startswith("simulating unit: 42 requests, ")
+    time.sleep(0.3)
+    assert capsys.readouterr().err == ""  # it has ended
+
+
 def test_a_short_run_shows_no_bar_even_on_a_terminal(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     done = subprocess.run(command("run", "unit"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=theirs, timeout=60)

@@ -134,7 +134,7 @@ def test_a_value_that_no_key_takes_is_refused_with_key_bound_and_value(key: str)
         error = outcome(raw)
         assert isinstance(error, ScenarioError), f"{key} = {value!r} is taken"
         assert error.field == place, f"{key} = {value!r}: {error}"
-        assert any(word in error.problem for word in ("should be", "must be", "valid integer")), str(error)
+        assert any(word in error.problem for word in ("must be",)), str(error)
         assert repr(value) in str(error) or f"{value:g}" in str(error), f"{key} = {value!r}: {error}"
         assert len(str(error)) < 300
 

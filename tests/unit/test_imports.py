@@ -62,6 +62,10 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
         {"core", "cost", "scenario", "workload", "recording", "sglang", "world"},
         {"numpy"},
     ),
+    "sweeps": (
+        {"core", "cost", "scenario", "workload", "recording", "plugin", "world", "fuzz"},
+        {"pyarrow", "ray"},
+    ),
     "studies": ({"core", "cost", "scenario", "workload", "recording", "sglang", "world"}, {"numpy"}),
     "report": ({"core", "cost", "recording"}, {"numpy", "matplotlib"}),
     "api": (
@@ -77,6 +81,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
             "fuzz",
             "plan",
             "report",
+            "sweeps",
         },
         {"pandas", "pydantic", "hypothesis"},
     ),

@@ -24,6 +24,7 @@ from ppsim.report.kinds import KINDS, Wish, picture
 from ppsim.report.kv import alike
 from ppsim.report.lanes import parts_of
 from ppsim.report.legend import hexa
+from ppsim.report.measured import pairs_of
 from ppsim.report.raster import BLANK, THIN
 from ppsim.report.series import kv_use, request_counts
 from tests.unit.handmade import decision, harvest, pipeline
@@ -66,6 +67,11 @@ def busy() -> Recording:
 def drawn(recording: Recording, kind: str, **wish: Any) -> Any:
     Path("a.png").write_bytes(picture(recording, Path("a.png"), Wish(kind, **wish)).content)
     return pixels_of(Path("a.png"))
+
+
+def wish_of(kind: str, other: Recording, **wish: Any) -> Wish:
+    """A kind with the second run that it needs, if it needs one."""
+    return Wish(kind, against=other if kind == "measured" else None, **wish)
 
 
 def integral(series: Any, start: int, end: int, num_columns: int) -> Floats:
@@ -163,6 +169,16 @@ def test_ranks_that_count_differently_have_panels_of_their_own() -> None:
     recording.harvests[1][2] = harvest(2, 0, None, free=55)
     assert alike(recording) == [[0, 2], [1]]
     assert alike(Recording(2)) == []
+
+
+def test_more_panels_than_are_drawn_are_counted(figures: list[Any]) -> None:
+    recording = pipeline(11, 4)
+    for rank in range(1, 11):
+        recording.harvests[rank][2] = harvest(2, 0, None, free=50 + rank)
+    drawn(recording, "kv")
+    words = [t.get_text() for t in figures[0].texts]
+    assert sum(text.startswith("KV tokens of PP") for text in words) == 8
+    assert "3 more groups of ranks that counted otherwise are not drawn (--side: one pipeline)" in words
 
 
 @pytest.mark.parametrize("top", [1.0, 1.05, 4.2, 94.5, 1_936_576.0, 3e12])
@@ -364,7 +380,7 @@ def test_dynamic_chunks_are_flatter_than_fixed_ones_and_the_picture_says_so() ->
 def test_the_same_run_gives_the_same_bytes_in_every_format(kind: str, busy: Recording) -> None:
     for ending in ("png", "svg", "pdf"):
         first, second = (
-            picture(busy, Path(f"a.{ending}"), Wish(kind, from_s=0.01, to_s=0.05)).content for _ in range(2)
+            picture(busy, Path(f"a.{ending}"), wish_of(kind, busy, from_s=0.01, to_s=0.05)).content for _ in range(2)
         )
         assert first == second
         assert len(first) > 1000
@@ -376,7 +392,7 @@ def test_a_failed_run_says_its_verdict_in_every_picture(
 ) -> None:
     monkeypatch.setattr("ppsim.report.gantt.encoded", kinds.encoded)
     verdict = Verdict("fail", 3, "watchdog: nothing moves")
-    picture(busy, Path("a.png"), Wish(kind), verdict)
+    picture(busy, Path("a.png"), wish_of(kind, busy), verdict)
     says = [text.get_text() for text in figures[0].texts]
     assert "FAIL (exit code 3): watchdog: nothing moves" in says
 
@@ -403,8 +419,10 @@ COMMANDS = [
     (["--kind", "chunks"], 0, "mine/chunks.png\n"),
     (["--kind", "chunks", "--against", "mine"], 0, "mine/chunks.png\n"),
     (["--kind", "channels"], 0, "mine/channels.png\n"),
+    (["--kind", "measured", "--against", "mine"], 0, "mine/measured.png\n"),
+    (["--kind", "measured"], 2, "--kind measured: needs a second run"),
     (["--kind", "flowers"], 2, "flowers"),
-    (["--kind", "kv", "--against", "mine"], 2, "--against: belongs to --kind chunks, not to kv"),
+    (["--kind", "kv", "--against", "mine"], 2, "--against: belongs to --kind chunks and measured, not to kv"),
     (["--kind", "chunks", "--against", "nothing"], 2, "run 'nothing' does not exist"),
     (["--kind", "kv", "--side", "prefill"], 2, "--side prefill: this run has one pipeline"),
     (["--kind", "requests", "--from", "nan"], 2, "--from nan"),
@@ -426,8 +444,46 @@ def test_the_command_draws_each_kind_or_says_why_not(options: list[str], code: i
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_run_in_which_nothing_has_happened_is_refused_in_a_sentence(kind: str) -> None:
     with pytest.raises(UsageError, match=r"nothing to (plot|draw)"):
-        drawn(Recording(2), kind)
+        drawn(Recording(2), kind, against=wish_of(kind, Recording(2)).against)
 
 
 def test_colours_differ_for_the_colour_blind() -> None:
     assert len({hexa(colour) for colour in COLOURS.values()}) == 3
+
+
+# --- simulated against measured ----------------------------------------------------------------------------------
+
+
+def timed(lengths: list[int], world: Any = "sim", alone: int = 0) -> Recording:
+    """One rank: a prompt piece, then decode steps, of so many milliseconds; ``alone`` more that the other has not."""
+    r = Recording(1, name="x", seed=1, world=world)
+    r.arrival("A", 0, 10, len(lengths) + alone)
+    time = 0
+    for i, length in enumerate([*lengths, *[1] * alone]):
+        pieces = (("A", 0, 10),) if i == 0 else (("A", 9 + i, 1),)
+        r.decision(0, decision(i, 0, *pieces, mode="extend" if i == 0 else "decode"))
+        r.span(0, "forward", 0, i, time * MS, (time + length) * MS)
+        time += length
+    return r
+
+
+def test_a_pass_that_two_runs_have_is_a_dot_at_its_two_times(figures: list[Any]) -> None:
+    drawn(timed([40, 3, 5], alone=2), "measured", against=timed([50, 2, 4], "exec"))
+    axes = figures[0].axes[0]
+    dots = [(round(x / MS, 6), round(y / MS, 6)) for c in axes.collections for x, y in c.get_offsets()]
+    assert dots == [(50, 40), (2, 3), (4, 5)]
+    assert axes.get_xlim() == axes.get_ylim()
+    ((x0, x1), (y0, y1)) = axes.lines[0].get_data()
+    assert (x0, x1) == (y0, y1) == axes.get_xlim()  # the diagonal
+    words = [t.get_text() for t in figures[0].texts]
+    told = "3 passes, time in x (sim) over time in x (exec): median 1.25, from 0.8 to 1.5, 0 % within a tenth"
+    assert f"{told}; 2 others have no equal in x (exec)" in words
+
+
+def test_passes_that_were_decided_otherwise_are_no_pair(figures: list[Any]) -> None:
+    mine, other = timed([40, 3]), timed([50, 2], "exec")
+    other.decisions[0][1] = decision(1, 0, ("B", 10, 1), mode="decode")
+    assert [pair.mine_ns for pair in pairs_of(mine, other).found] == [40 * MS]
+    assert pairs_of(mine, other).num_left_out == 1
+    with pytest.raises(UsageError, match="no forward pass of x"):
+        drawn(timed([1]), "measured", against=two_prompts())

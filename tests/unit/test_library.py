@@ -37,6 +37,7 @@ NAMES = [
     "Run",
     "Scenario",
     "ScenarioError",
+    "Swept",
     "TraceError",
     "Tuned",
     "UsageError",
@@ -53,6 +54,7 @@ NAMES = [
     "read_log",
     "read_run",
     "simulate",
+    "sweep",
     "tune",
 ]
 FUNCTIONS = [name for name in NAMES if name.islower() and name != "__version__"]
@@ -76,9 +78,9 @@ def test_these_are_the_public_names_and_each_is_there() -> None:
 def test_every_name_stands_in_the_page_and_every_function_has_a_text() -> None:
     for name in NAMES:
         assert re.search(rf"`@?(ppsim\.)?{name}\b", PAGE), f"docs/library.md does not name {name}"
-    from ppsim.api import campaign, plans, run, simulation
+    from ppsim.api import campaign, plans, run, simulation, sweeps
 
-    for module in (campaign, plans, run, simulation):
+    for module in (campaign, plans, run, simulation, sweeps):
         for name, value in vars(module).items():
             if inspect.isfunction(value) and value.__module__ == module.__name__ and name in NAMES:
                 assert value.__doc__, name
@@ -186,7 +188,7 @@ def test_every_key_has_a_short_name_or_is_told_to_be_ambiguous() -> None:
         ({"cluster.pp_sise": 4}, ("cluster.pp_sise: unknown key", "cluster.pp_size")),
         ({"nothing_like_it": 1}, ("nothing_like_it: unknown key", "cluster", "scheduler")),
         ({"pp_size": 4, "cluster.pp_size": 4}, ("cluster.pp_size: is given twice",)),
-        ({"pp_size": "4"}, ("cluster.pp_size:", "integer")),
+        ({"pp_size": "4"}, ("cluster.pp_size:", "whole number", "without quotes")),
         ({"pp_size": 0}, ("cluster.pp_size:",)),
         ({"pp_size": None}, ("cluster.pp_size:",)),
         ({"rate_per_s": float("nan")}, ("workload.rate_per_s:",)),

@@ -11,11 +11,12 @@ from typer.testing import CliRunner
 
 from ppsim.cli.entry import app
 from ppsim.plan.compare import Question, compare
-from ppsim.plan.compare_decode import DecodeStanding, serving_scenario, slot_sizes, steady_itl_s
+from ppsim.plan.compare_decode import DecodeStanding, Served, serving_scenario, slot_sizes, steady_itl_s
 from ppsim.plan.compare_field import Field
 from ppsim.plan.compare_links import Overheads
 from ppsim.plan.compare_question import Decode
 from ppsim.scenario.stagecost import stage_cost
+from ppsim.scenario.tree import Scenario
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, VOCAB = 126, 16384, 128, 8, 128, 53248, 128256  # Llama-3.1-405B
 HBM, LINK, NIC = 0.8 * 3350e9, 450e9, 50e9  # H100 SXM
@@ -213,3 +214,26 @@ def test_of_a_model_that_does_not_fit_no_request_fits() -> None:
     assert found is not None
     assert found.base.num_fit == 0
     assert {s.way: s.num_fit for s in found.standings}["pp"] not in (0, None)
+
+
+def test_ctrl_c_keeps_what_was_simulated_and_names_what_was_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The base and one way are simulated, then somebody interrupts: the formulas of the others are all there."""
+    calls: list[str] = []
+
+    def served(scenario: Scenario) -> Served:
+        calls.append(scenario.name)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+        return Served(1.0, 2.0, 3.0, 0.5, 0)
+
+    monkeypatch.setattr("ppsim.plan.compare_decode.serve", served)
+    line = "compare --model llama-3.1-8b --gpu h20 --gpus 16 --prompt 4096 --link-gb-per-s 50 --concurrency 4 --serve 4"
+    result = CliRunner().invoke(app, [*line.split(), "--json"])
+    assert result.exit_code == 130, result.stderr
+    assert "interrupted: what is not simulated any more is named above" in result.stderr
+    decode = json.loads(result.stdout)["decode"]
+    rows = [decode["base"], *decode["ways"]]
+    assert [row["served"] is not None for row in rows] == [True, True, *[False] * (len(rows) - 2)]
+    assert {row["why_not_served"] for row in rows[2:]} == {"interrupted before it was simulated"}
+    assert all(row["itl_s"] > 0 for row in rows)
+    assert len(calls) == 3  # nothing is simulated behind it

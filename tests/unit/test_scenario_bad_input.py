@@ -59,11 +59,11 @@ CASES = [
     Bad('cluster="big"', "cluster", ("got 'big'",)),
     Bad("cluster.pp_size.deep=1", "cluster.pp_size", ("is a value, not a section",)),
     # wrong types: nothing is coerced
-    Bad('cluster.pp_size="4"', "cluster.pp_size", ("valid integer", "got '4'")),
+    Bad('cluster.pp_size="4"', "cluster.pp_size", ("whole number", "got '4'")),
     Bad("cluster.pp_size=2.0", "cluster.pp_size", ("integer", "got 2.0")),
     Bad("cluster.pp_size=true", "cluster.pp_size", ("integer", "got True")),
     Bad("cluster.comm_overlap=1", "cluster.comm_overlap", ("valid boolean", "got 1")),
-    Bad('cost.unit_ms="fast"', "cost.unit_ms", ("valid number", "got 'fast'")),
+    Bad('cost.unit_ms="fast"', "cost.unit_ms", ("must be a number", "got 'fast'")),
     Bad("name=3", "name", ("valid string", "got 3")),
     Bad("workload.requests=3", "workload.requests", ("got 3",)),
     Bad('scheduler.schedule_policy="lifo"', "scheduler.schedule_policy", ("'fcfs' or 'lpm'", "got 'lifo'")),
