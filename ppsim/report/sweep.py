@@ -182,7 +182,8 @@ def only_line(chart: Chart) -> bool:
 def draw_panel(axes: Axes, table: Table, chart: Chart, name: str) -> None:
     values = table[name]
     for number, line in enumerate(chart.lines):
-        drawn = [(chart.xs[row], value) for row in line.places if is_number(value := values[row]) and value is not None]
+        pairs = [(chart.xs[row], values[row]) for row in line.places]
+        drawn = [(x, y) for x, y in pairs if x is not None and y is not None and is_number(y)]
         kind = number // len(PALETTE)
         axes.plot(
             [x for x, _ in drawn],
