@@ -177,7 +177,11 @@ class Answers:
         assert isinstance(output.payload, torch.Tensor), type(output.payload)
         token_ids = tuple(output.payload.tolist())
         if min(token_ids) < 0:  # ``Stage.sample``
-            detail = f"row {token_ids.index(-1)} has no number for a logit: KV was read that no launch has written"
+            row = token_ids.index(-1)
+            detail = (
+                f"row {row} has no number for a logit: KV was read that no launch has written "
+                "(or the model's own numbers overflow: its weights were checked, its activations are not)"
+            )
             raise InvariantViolation("INV-64", self.rank, output.iteration, output.slot, "", detail)
         return token_ids
 

@@ -25,7 +25,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from executor.client import GaveUp
 from executor.ending import deadlock, verdict_of_failure, verdict_of_run
-from executor.prepare import arrivals_of, check_worlds, prepared
+from executor.prepare import arrivals_of, check_worlds, checkpoint_warnings, prepared
 from executor.status import Status
 from executor.supervise import STALL_S, Failed, Ranks, Stalled
 from executor.watchdog import Watchdog, pulse_of
@@ -105,6 +105,8 @@ def execute(
     recording = Recording(pp_size, name=scenario.name, seed=scenario.seed, world="exec")
     if scenario.run.invariants:
         recording.warn(NOT_HERE)
+    for sentence in checkpoint_warnings(scenario):
+        recording.warn(sentence)
     inputs = None if inputs_by_iteration is None else dict(inputs_by_iteration)
     live = arrivals_of(scenario, arrivals, inputs, recording)
     scripted = controls(scenario) if inputs is None else ()
