@@ -20,6 +20,7 @@ from ppsim.scenario.layers import known_shape, kv_bytes_per_token_and_layer, par
 from ppsim.scenario.rank import local_capacity_tokens, stage_weight_bytes
 from ppsim.scenario.tree import Chance, Model
 from ppsim.scenario.warn import start_warnings, without_effect
+from ppsim.scenario.worlds import not_on_processes
 from ppsim.workload import Arrival, Workload, build_workload
 
 GB = 10**9
@@ -188,7 +189,10 @@ def arrivals_of(
     else:
         workload = build_workload(scenario)
         live = workload.arrivals
-        for warning in (*start_warnings(scenario), *without_effect(scenario), *workload.warnings):
+        not_here = not_on_processes(scenario)
+        told = {key for sentence in not_here for key in sentence.partition(" ha")[0].split(", ")}
+        idle = [sentence for sentence in without_effect(scenario) if sentence.partition(" ")[0] not in told]
+        for warning in (*not_here, *start_warnings(scenario), *idle, *workload.warnings):
             recording.warn(warning)
     for arrival in live:
         check_prompt(arrival.request, scenario.model.vocab_size)
