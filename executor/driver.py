@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from executor.client import Client
+from executor.fed import FedRank
 from executor.kv import PagedKV
 from executor.packed import pack
 from executor.stage import Stage
@@ -64,12 +65,14 @@ class Answers:
         status: Status,
         surroundings: Surroundings,
         observers: Observers,
+        fed: FedRank | None = None,
     ) -> None:
         self.rank, self.stage, self.kv, self.capacity_tokens = rank, stage, kv, capacity_tokens
         self.transport, self.client, self.recording, self.timer = transport, client, recording, timer
         self.status = status
         self.surroundings = surroundings
         self.observers = observers
+        self.fed = fed
         self.num_ended = 0
         self.samples: list[tuple[ForwardBatch, torch.Tensor]] = []
         self.table: dict[type, Callable[[Any], object]] = {
@@ -150,6 +153,7 @@ class Answers:
             out: torch.Tensor = self.stage(rows, packed, self.kv)
             if share.is_last:
                 out = self.stage.sample(out, packed)
+                out = out if self.fed is None else self.fed.tokens(batch, out)
         if share.is_last:
             self.samples.append((batch, out))
         return out
@@ -188,9 +192,10 @@ class Answers:
     # --- the rest --------------------------------------------------------------------------------------------
 
     def observe(self, effect: Observe) -> Local[tuple[int, ...]]:
-        if isinstance(effect.observation, Capacity):
-            values: tuple[int, ...] | None = (self.capacity_tokens,)
-        else:
+        values = None if self.fed is None else self.fed.values(effect)
+        if values is None and isinstance(effect.observation, Capacity):
+            values = (self.capacity_tokens,)
+        elif values is None:
             values = self.surroundings.look(effect.observation, effect.iteration)
         if values is None:
             detail = f"nothing here can answer the observation {effect.what!r}"
