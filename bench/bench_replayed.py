@@ -23,7 +23,7 @@ from ppsim.core.surroundings import ONLY_SIMULATED, Surroundings
 from ppsim.errors import PpsimError
 from ppsim.fuzz.experiment import Experiment, Terms, run_experiment
 from ppsim.fuzz.generate import generated
-from ppsim.fuzz.profiles import Profile, profile
+from ppsim.fuzz.profiles import Profile, profile_named
 from ppsim.fuzz.repro import Repro
 from ppsim.plugin import Planted, all_bugs, load
 
@@ -36,7 +36,7 @@ PRELOAD = ["executor.serve", "transformers.models.llama.modeling_llama"]
 def candidates() -> Iterator[tuple[Planted, Profile]]:
     """Bugs of a profile that has a role of the executor."""
     for bug in all_bugs().values():
-        wanted = profile(bug.profile)
+        wanted = profile_named(bug.profile)
         if set(wanted.roles) & set(HERE):
             yield bug, wanted
 
