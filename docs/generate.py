@@ -10,6 +10,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
+from pydantic import BaseModel
+
 from ppsim.check.invariants import INVARIANTS, RULES, Invariant
 from ppsim.core import actions, effects, observations
 from ppsim.core.parts import RIGHT, Parts
@@ -21,6 +23,8 @@ from ppsim.core.surroundings import Surroundings
 from ppsim.plugin import all_bugs
 from ppsim.plugin.plans import right_plan
 from ppsim.scenario import Scenario, load_scenario
+from ppsim.scenario.load import section_in
+from ppsim.scenario.worlds import WORLDS
 from ppsim.studies.questions import QUESTIONS
 
 HERE = Path(__file__).resolve().parent
@@ -251,6 +255,39 @@ prefill server whose bootstrap is a vote (`disaggregation.bootstrap`).
 """
 
 
+WORLDS_HEAD = """# The keys of a scenario in both worlds
+
+A scenario is one file for simulation (`ppsim run`) and for real processes (`ppsim exec`), and no key of it is passed
+over in silence: honoured, refused (exit code 2 before anything starts) or told (a warning at the start, where it is
+set to something else than usual). `other` describes something to the other world alone. In simulation a key may do
+nothing in some modes, and a warning says so. The table is `ppsim/scenario/worlds.py`; a key without a row fails a test.
+This page is made by `python docs/generate.py`.
+
+On real processes stages, links and hosts take the time that they take, so what would give them a time is told. What
+steers a decision is honoured in both worlds: costs too, where chunks are cut by them (`enable_dynamic_chunking`).
+
+"""
+
+
+def worlds_page() -> str:
+    """What becomes of each key in each world."""
+    rows = []
+    for key in keys_of(Scenario):
+        row = WORLDS[key]
+        why = row.why + (f"; honoured {row.when}" if row.when else "")
+        rows.append([f"`{key}`", row.run.value, row.exec.value, why])
+    return WORLDS_HEAD + table(("key", "run", "exec", "on real processes"), rows)
+
+
+def keys_of(model: type[BaseModel], place: str = "") -> list[str]:
+    """All dotted keys, in the order of the tree."""
+    found = []
+    for name, field in model.model_fields.items():
+        section = section_in(field.annotation)
+        found += [place + name] if section is None else keys_of(section, f"{place}{name}.")
+    return found
+
+
 def effects_page() -> str:
     """Phases with their places in each loop; every effect, observation, act and entry of the journal."""
     text = EFFECTS_HEAD + table(("phase", *plans(), "what it does"), phase_rows())
@@ -322,6 +359,7 @@ PAGES = {
     "parts.md": parts_page,
     "invariants.md": invariants_page,
     "bugs.md": bugs_page,
+    "worlds.md": worlds_page,
 }
 
 

@@ -1,22 +1,26 @@
 """A checkpoint folder (config.json and safetensors), read with the standard library alone.
 
 Rule: whatever is wrong with a folder is found by the launcher, before a process starts, and named: the file, the
-tensor, what was expected, what came. The shape of the model comes from config.json and replaces the scenario's.
+tensor, what was expected, what came. The shape of the model comes from config.json and replaces the scenario's. Every
+tensor of the folder is used or known to be of no use; one that nobody asks for means that the folder is another model.
 
-A safetensors file is: 8 bytes little-endian length n, n bytes JSON {name: {dtype, shape, data_offsets}}, the data.
+Here: what config.json says, and the tensors that it asks for. The files are ``shards.py``'s, quantised weights
+``quantized.py``'s, and the values (``check_values`` in ``weights.py``) need torch.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
+from executor.quantized import FP8, SCALE, Quantized, quantized_of, scale_shape
+from executor.shards import Entry, read_json
 from ppsim.errors import UsageError
-from ppsim.parsing import parse_json
 from ppsim.scenario.tree import Model
 
-MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 SHAPE_KEYS = (
     "num_hidden_layers",
     "hidden_size",
@@ -25,14 +29,10 @@ SHAPE_KEYS = (
     "num_key_value_heads",
     "vocab_size",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """Where a tensor lies."""
-
-    path: Path
-    shape: tuple[int, ...]
+FLOATS = ("F64", "F32", "F16", "BF16")
+ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old files have what follows from config
+QWEN3_HEAD_DIM = 128  # transformers' default where config.json has none
 
 
 def checkpoint_model(folder: str, model: Model, known: tuple[str, ...]) -> Model:
@@ -40,73 +40,122 @@ def checkpoint_model(folder: str, model: Model, known: tuple[str, ...]) -> Model
     place = Path(folder)
     if not place.is_dir():
         raise UsageError(f"checkpoint folder {folder} does not exist (expected config.json and *.safetensors in it)")
-    config = read_json(place / "config.json")
+    path = place / "config.json"
+    config = read_json(path)
     architecture = config.get("model_type")
     if architecture not in known:
-        raise UsageError(
-            f"{place / 'config.json'}: unknown architecture {architecture!r}; the executor runs {', '.join(known)}"
-        )
-    shape: dict[str, Any] = {}
-    for key in SHAPE_KEYS:
-        value = config.get(key, config.get("num_attention_heads") if key == "num_key_value_heads" else None)
-        if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
-            raise UsageError(f"{place / 'config.json'}: {key}: expected a positive integer, got {value!r}")
-        shape[key] = value
-    heads = shape["hidden_size"] // shape["num_attention_heads"]
-    shape["head_dim"] = config.get("head_dim") or (128 if architecture == "qwen3" else heads)
-    tied = bool(config.get("tie_word_embeddings", False))
-    return model.model_copy(
-        update={**shape, "architecture": architecture, "tie_word_embeddings": tied, "path": str(place)}
-    )
-
-
-def read_json(path: Path) -> dict[str, Any]:
+        raise UsageError(f"{path}: unknown architecture {architecture!r}; the executor runs {', '.join(known)}")
+    quantized_of(folder, config)
+    check_rope(path, config)
+    shape = {key: positive(path, config, key) for key in SHAPE_KEYS if key != "num_key_value_heads"}
+    heads = "num_attention_heads" if config.get("num_key_value_heads") is None else "num_key_value_heads"
+    shape["num_key_value_heads"] = positive(path, config, heads)
+    shape["head_dim"] = head_dim(path, config, shape)
+    tied = config.get("tie_word_embeddings", False)
+    if not isinstance(tied, bool):
+        raise UsageError(f"{path}: tie_word_embeddings: expected true or false, got {tied!r}")
+    update = {**shape, "architecture": architecture, "tie_word_embeddings": tied, "path": str(place)}
     try:
-        found = parse_json(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist") from None
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(found, dict):
-        raise UsageError(f"{path}: expected a JSON object, got {type(found).__name__}")
-    return found
+        return Model.model_validate({**model.model_dump(), **update})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
 
 
-def tensor_index(folder: str) -> dict[str, Entry]:
-    """All tensors of a folder by name. Raises UsageError if there are none or a file is damaged."""
-    files = sorted(Path(folder).glob("*.safetensors"))
-    if not files:
-        raise UsageError(f"{folder}: no *.safetensors file (other weight formats are not read)")
-    index: dict[str, Entry] = {}
-    for path in files:
-        for name, entry in read_header(path).items():
-            if name != "__metadata__":
-                index[name] = Entry(path, tuple(entry["shape"]))
-    return index
+def positive(path: Path, config: dict[str, Any], key: str) -> int:
+    value = config.get(key)
+    if not isinstance(value, int) or isinstance(value, bool) or value <= 0:
+        raise UsageError(f"{path}: {key}: expected a positive integer, got {value!r}")
+    return value
 
 
-def read_header(path: Path) -> dict[str, Any]:
-    """The JSON header of a safetensors file; the file must be as long as its header says."""
-    try:
-        with path.open("rb") as file:
-            size = int.from_bytes(file.read(8), "little")
-            if not 2 <= size <= MAX_HEADER_BYTES:
-                raise ValueError(f"header length {size} is impossible")
-            header = parse_json(file.read(size))
-            end = max((entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"), default=0)
-            found = path.stat().st_size
-            if found < 8 + size + end:
-                raise ValueError(f"expected {8 + size + end} bytes, got {found}: the file is cut off")
-            return dict(header)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"{path}: not a readable safetensors file: {error}") from None
+def head_dim(path: Path, config: dict[str, Any], shape: dict[str, int]) -> int:
+    """Elements of a head: config.json's, or what the hidden size leaves each. Raises UsageError for heads that do not
+    divide: the hidden size into heads, query heads into those of keys, a head into the two halves of a rotation."""
+    hidden, heads, kv_heads = shape["hidden_size"], shape["num_attention_heads"], shape["num_key_value_heads"]
+    if heads % kv_heads:
+        raise UsageError(f"{path}: num_attention_heads {heads} is no multiple of num_key_value_heads {kv_heads}")
+    if config.get("head_dim") is not None:
+        each = positive(path, config, "head_dim")
+    elif config["model_type"] == "qwen3":
+        each = QWEN3_HEAD_DIM
+    else:
+        if hidden % heads:
+            raise UsageError(
+                f"{path}: hidden_size {hidden} is no multiple of num_attention_heads {heads}, and there is no head_dim"
+            )
+        each = hidden // heads
+    if each % 2:
+        raise UsageError(f"{path}: head_dim {each} is odd: rotary positions turn pairs of elements")
+    return each
 
 
-def check_tensors(index: dict[str, Entry], expected: dict[str, tuple[int, ...]], folder: str) -> None:
-    """Every tensor that the model needs is there with its shape. Raises UsageError for the first that is not."""
+def check_rope(path: Path, config: dict[str, Any]) -> None:
+    """Only what turns a position by an angle of its own. Raises UsageError for any other rope scaling."""
+    for key in ("rope_parameters", "rope_scaling"):
+        rope = config.get(key)
+        if rope is None:
+            continue
+        if not isinstance(rope, dict):
+            raise UsageError(f"{path}: {key}: expected an object or null, got {rope!r}")
+        kind = rope.get("rope_type", rope.get("type", "default"))
+        if kind not in ROPE_TYPES:
+            raise UsageError(
+                f"{path}: rope type {kind!r} is not supported (dynamic ones let positions of a batch interact); "
+                f"the executor has {', '.join(ROPE_TYPES)}"
+            )
+        layers = [name for name, value in rope.items() if isinstance(value, dict)]
+        if layers:
+            raise UsageError(f"{path}: {key}.{layers[0]}: rope parameters of single kinds of layers are not supported")
+
+
+def check_tensors(
+    index: dict[str, Entry], expected: dict[str, tuple[int, ...]], folder: str, quantized: Quantized | None, tied: bool
+) -> None:
+    """Every tensor that the model needs is there, in its shape and in numbers that are read, and no other.
+
+    Raises UsageError for the first that is not.
+    """
+    used = {"lm_head.weight"} if tied else set()
     for name, shape in expected.items():
         entry = index.get(name)
         if entry is None:
             raise UsageError(f"{folder}: tensor {name} is missing; config.json asks for it")
         if entry.shape != shape:
             raise UsageError(f"{entry.path}: tensor {name} has shape {list(entry.shape)}, expected {list(shape)}")
+        used.add(name)
+        if entry.dtype == FP8 and quantized is not None:
+            used.add(check_scale(name, entry, index, quantized))
+        elif entry.dtype not in FLOATS:
+            but = ", which config.json does not announce (quantization_config)" if entry.dtype.startswith("F8") else ""
+            raise UsageError(
+                f"{entry.path}: tensor {name} is of type {entry.dtype}{but}; weights are read as {', '.join(FLOATS)}"
+            )
+    for name, entry in index.items():
+        if name not in used and not COMPUTED.fullmatch(name):
+            raise UsageError(
+                f"{entry.path}: tensor {name} is used by nothing: config.json describes a model without it"
+                f" ({len(expected)} tensors)"
+            )
+
+
+def check_scale(name: str, entry: Entry, index: dict[str, Entry], quantized: Quantized) -> str:
+    """The name of the tensor of scales of a weight of FP8 blocks. Raises UsageError."""
+    scale = name + SCALE
+    found = index.get(scale)
+    if found is None:
+        raise UsageError(f"{entry.path}: tensor {name} is of type {FP8}, and its scales {scale} are missing")
+    if len(entry.shape) != 2:
+        raise UsageError(f"{entry.path}: tensor {name} is of type {FP8} and has shape {list(entry.shape)}: no matrix")
+    wanted = scale_shape(entry.shape, quantized)
+    if found.shape != wanted:
+        blocks = " x ".join(map(str, quantized.block))
+        raise UsageError(
+            f"{found.path}: tensor {scale} has shape {list(found.shape)}, expected {list(wanted)}: a scale for each "
+            f"block of {blocks} of {list(entry.shape)}"
+        )
+    if found.dtype not in FLOATS:
+        raise UsageError(
+            f"{found.path}: tensor {scale} is of type {found.dtype}; scales are read as {', '.join(FLOATS)}"
+        )
+    return scale

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from executor.client import Client
+from executor.fed import FedRank
 from executor.kv import PagedKV
 from executor.packed import pack
 from executor.stage import Stage
@@ -64,12 +65,14 @@ class Answers:
         status: Status,
         surroundings: Surroundings,
         observers: Observers,
+        fed: FedRank | None = None,
     ) -> None:
         self.rank, self.stage, self.kv, self.capacity_tokens = rank, stage, kv, capacity_tokens
         self.transport, self.client, self.recording, self.timer = transport, client, recording, timer
         self.status = status
         self.surroundings = surroundings
         self.observers = observers
+        self.fed = fed
         self.num_ended = 0
         self.samples: list[tuple[ForwardBatch, torch.Tensor]] = []
         self.table: dict[type, Callable[[Any], object]] = {
@@ -150,6 +153,7 @@ class Answers:
             out: torch.Tensor = self.stage(rows, packed, self.kv)
             if share.is_last:
                 out = self.stage.sample(out, packed)
+                out = out if self.fed is None else self.fed.tokens(batch, out)
         if share.is_last:
             self.samples.append((batch, out))
         return out
@@ -177,16 +181,21 @@ class Answers:
         assert isinstance(output.payload, torch.Tensor), type(output.payload)
         token_ids = tuple(output.payload.tolist())
         if min(token_ids) < 0:  # ``Stage.sample``
-            detail = f"row {token_ids.index(-1)} has no number for a logit: KV was read that no launch has written"
+            row = token_ids.index(-1)
+            detail = (
+                f"row {row} has no number for a logit: KV was read that no launch has written "
+                "(or the model's own numbers overflow: its weights were checked, its activations are not)"
+            )
             raise InvariantViolation("INV-64", self.rank, output.iteration, output.slot, "", detail)
         return token_ids
 
     # --- the rest --------------------------------------------------------------------------------------------
 
     def observe(self, effect: Observe) -> Local[tuple[int, ...]]:
-        if isinstance(effect.observation, Capacity):
-            values: tuple[int, ...] | None = (self.capacity_tokens,)
-        else:
+        values = None if self.fed is None else self.fed.values(effect)
+        if values is None and isinstance(effect.observation, Capacity):
+            values = (self.capacity_tokens,)
+        elif values is None:
             values = self.surroundings.look(effect.observation, effect.iteration)
         if values is None:
             detail = f"nothing here can answer the observation {effect.what!r}"

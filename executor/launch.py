@@ -25,13 +25,14 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from executor.client import GaveUp
 from executor.ending import deadlock, verdict_of_failure, verdict_of_run
-from executor.prepare import arrivals_of, check_worlds, prepared
+from executor.fed import Fed
+from executor.prepare import arrivals_of, check_worlds, checkpoint_warnings, prepared
 from executor.status import Status
 from executor.supervise import STALL_S, Failed, Ranks, Stalled
-from executor.watchdog import Watchdog, pulse_of
+from executor.watchdog import Watchdog, peers_of, pulse_of
 from executor.worker import HOST, Job, Report, run_rank
 from ppsim.check.client_watch import StopRun
-from ppsim.check.progress import Stuck
+from ppsim.check.progress import Stuck, cycle_lines, wait_cycle
 from ppsim.core.errors import CoreError
 from ppsim.core.messages import Input
 from ppsim.errors import PluginError, PpsimError, RankDied, UsageError
@@ -89,13 +90,15 @@ def execute(
     stall_s: float = STALL_S,
     changes: tuple[str, ...] = (),
     plugin: str | None = None,
+    fed: Fed | None = None,
 ) -> ExecutionResult:
     """Run ``scenario`` to its end.
 
     ``model_dir`` overrides ``model.path``. ``inputs_by_iteration`` replays recorded inputs; else ``arrivals`` (default:
     the scenario's workload) come live. ``port``: of the rendezvous store, None: a free one. ``progress`` is called with
     (ended requests, all requests). ``changes``: planted bugs by name and classes as "module:Class", ``plugin``: a file
-    (docs/plugins.md), besides the scenario's bugs; every rank loads them in its own process. Raises UsageError,
+    (docs/plugins.md), besides the scenario's bugs; every rank loads them in its own process.
+    ``fed``: what a run in simulation was answered (``fed.py``), instead of inputs and arrivals. Raises UsageError,
     PluginError and RankDied as the head of this file says.
     """
     changed = load((*changes, *scenario.bugs), plugin)
@@ -105,6 +108,9 @@ def execute(
     recording = Recording(pp_size, name=scenario.name, seed=scenario.seed, world="exec")
     if scenario.run.invariants:
         recording.warn(NOT_HERE)
+    for sentence in checkpoint_warnings(scenario):
+        recording.warn(sentence)
+    inputs_by_iteration = fed.inputs if fed is not None else inputs_by_iteration
     inputs = None if inputs_by_iteration is None else dict(inputs_by_iteration)
     live = arrivals_of(scenario, arrivals, inputs, recording)
     scripted = controls(scenario) if inputs is None else ()
@@ -137,6 +143,7 @@ def execute(
                 changes,
                 plugin,
                 pulse,
+                fed,
             )
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=run_rank, args=(rank, job, theirs, status), name=f"ppsim-rank-{rank}")
@@ -150,7 +157,9 @@ def execute(
         recording.stands = watchdog.stands if watchdog is not None else []
         return ExecutionResult(recording, stuck.verdict)
     except Stalled as stall:
-        return ExecutionResult(recording, deadlock(status, str(stall), configs))
+        cycle = wait_cycle(peers_of(status, pulse))
+        what = "\n".join([str(stall), *cycle_lines(cycle)])
+        return ExecutionResult(recording, deadlock(status, what, configs))
     finally:
         ranks.stop()
     absorb(recording, reports)

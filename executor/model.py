@@ -16,7 +16,6 @@ from ppsim.errors import ScenarioError, UsageError
 from ppsim.scenario.tree import Model
 
 DTYPES = {4: torch.float32, 2: torch.bfloat16}
-SCALED_WHILE_RUNNING = ("dynamic", "longrope")  # rotary bases that depend on the longest position of a batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +65,13 @@ def checkpoint_config(folder: str, architecture: str) -> Any:
     """The configuration of a checkpoint folder. Raises UsageError for what the executor cannot run."""
     try:
         config = FAMILIES[architecture].cls("Config").from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except Exception as error:  # whatever transformers raises comes of what the file says
         raise UsageError(
             f"{folder}/config.json: not a usable {architecture} configuration: {first_line(error)}"
         ) from None
-    rope = str((config.rope_parameters or {}).get("rope_type", "default"))
-    if rope in SCALED_WHILE_RUNNING:
-        raise UsageError(
-            f"{folder}/config.json: rope type {rope!r} is not supported: positions of a batch would interact"
-        )
+    eps = config.rms_norm_eps
+    if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 <= eps < 1:
+        raise UsageError(f"{folder}/config.json: rms_norm_eps: expected a number from 0 to 1, got {eps!r}")
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise UsageError(f"{folder}/config.json: sliding window layers are not supported, only full attention")
     return config

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from executor.checkpoint import check_tensors, checkpoint_model, tensor_index
+from executor.checkpoint import check_tensors, checkpoint_model
 from executor.model import FAMILIES, dtype_of
 from ppsim.core.messages import Input, NewRequest
 from ppsim.core.surroundings import ONLY_SIMULATED, Surroundings
@@ -20,6 +20,7 @@ from ppsim.scenario.layers import known_shape, kv_bytes_per_token_and_layer, par
 from ppsim.scenario.rank import local_capacity_tokens, stage_weight_bytes
 from ppsim.scenario.tree import Chance, Model
 from ppsim.scenario.warn import start_warnings, without_effect
+from ppsim.scenario.worlds import not_on_processes
 from ppsim.workload import Arrival, Workload, build_workload
 
 GB = 10**9
@@ -66,6 +67,7 @@ def prepared(scenario: Scenario, model_dir: str | None, device: str) -> Scenario
     return scenario
 
 
+ROUNDED = {torch.float32: ("F64",), torch.bfloat16: ("F64", "F32", "F16")}  # what loses digits in a type
 KV_TYPES = {torch.float32: ("auto",), torch.bfloat16: ("auto", "bf16", "bfloat16")}
 
 
@@ -118,14 +120,39 @@ def check_worlds(behaviour: type[Surroundings], names: Sequence[str]) -> None:
 
 
 def check_checkpoint(scenario: Scenario, folder: str) -> None:
-    """The files hold every tensor of the unsplit model in its shape."""
+    """The files hold every tensor of the unsplit model in its shape, nothing else, and numbers in all of them."""
     from executor.stage import Share, empty_stage
-    from executor.weights import expected_tensors
+    from executor.weights import CheckpointWeights, check_values, expected_tensors
 
-    index = tensor_index(folder)
+    weights = CheckpointWeights(folder)
     total = scenario.model.num_hidden_layers
     whole = empty_stage(scenario, Share(0, 0, total, total), torch.device("cpu"))
-    check_tensors(index, expected_tensors(whole, whole.tied), folder)
+    expected = expected_tensors(whole, whole.tied)
+    check_tensors(weights.index, expected, folder, weights.quantized, whole.tied)
+    check_values(weights, expected, dtype_of(scenario.model))
+
+
+def checkpoint_warnings(scenario: Scenario) -> list[str]:
+    """What a checkpoint that runs is not computed as. ``scenario``: as ``prepared`` gave it."""
+    from executor.weights import CheckpointWeights
+
+    if scenario.model.path is None:
+        return []
+    weights = CheckpointWeights(scenario.model.path)
+    type_, found = dtype_of(scenario.model), []
+    if weights.quantized is not None:
+        blocks = " x ".join(map(str, weights.quantized.block))
+        found.append(
+            f"model.path: FP8 blocks of {blocks} are dequantised to {str(type_)[6:]} as they are read, and activations "
+            "stay as they are: a server with FP8 kernels rounds those too, and may sample other tokens"
+        )
+    wider = sorted({e.dtype for e in weights.index.values() if e.dtype in ROUNDED[type_]})
+    if wider:
+        found.append(
+            f"model.path: weights of {', '.join(wider)} are rounded to {str(type_)[6:]} (model.dtype_bytes "
+            f"{scenario.model.dtype_bytes})"
+        )
+    return found
 
 
 def check_memory(scenario: Scenario) -> None:
@@ -162,7 +189,10 @@ def arrivals_of(
     else:
         workload = build_workload(scenario)
         live = workload.arrivals
-        for warning in (*start_warnings(scenario), *without_effect(scenario), *workload.warnings):
+        not_here = not_on_processes(scenario)
+        told = {key for sentence in not_here for key in sentence.partition(" ha")[0].split(", ")}
+        idle = [sentence for sentence in without_effect(scenario) if sentence.partition(" ")[0] not in told]
+        for warning in (*not_here, *start_warnings(scenario), *idle, *workload.warnings):
             recording.warn(warning)
     for arrival in live:
         check_prompt(arrival.request, scenario.model.vocab_size)

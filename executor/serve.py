@@ -7,6 +7,7 @@ import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from traceback import format_exc
 
 import torch
@@ -16,6 +17,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from executor.client import Client, GaveUp, LiveClient, ReplayClient
 from executor.driver import Answers
 from executor.ending import verdict_of_error
+from executor.fed import Fed, FedChoices, FedClient, FedRank
 from executor.judged_rank import Place
 from executor.stage import kv_of, load_stage
 from executor.status import Status
@@ -29,6 +31,7 @@ from ppsim.check.client_watch import StopRun
 from ppsim.check.observers import phase_of_error
 from ppsim.check.verdicts import calls_of
 from ppsim.core import surroundings as behaviour_of
+from ppsim.core.effects import Launch
 from ppsim.core.errors import CoreError
 from ppsim.core.loop import event_loop_pp
 from ppsim.core.outcome import Verdict
@@ -39,6 +42,7 @@ from ppsim.plugin.crash import place as raised_in
 from ppsim.plugin.right import right_ranks
 from ppsim.recording import Recording
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
+from ppsim.workload.refusals import Refusals
 
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
 FOREVER = timedelta(days=365)  # an idle rank waits as long as no client sends anything; the launcher watches for deaths
@@ -109,12 +113,16 @@ def serve(
     store = consensus_store(rank, job)
     transport = Transport(rank, device)
     timer = ForwardTimer(start_ns, device)
-    surroundings = Surroundings(core, scenario, timer.now_ns, store, behaviour)
+    choices = None if job.fed is None else FedChoices(job.fed.draws)
+    surroundings = Surroundings(core, scenario, timer.now_ns, store, behaviour, choices)
     client = client_of(job, timer)
     place.facts, place.stored, place.now_ns = surroundings.facts, surroundings.stored, timer.now_ns
     answers = Answers(
         rank, stage, kv, capacity_tokens, transport, client, recording, timer, status, surroundings, place.observers
     )
+    if job.fed is not None:
+        answers.fed = FedRank(job.fed, rank)
+        refuse(place, job.fed)
     place.judge()
     attach(place, recording, scenario, job.pulse)
     try:
@@ -173,7 +181,22 @@ def consensus_store(rank: int, job: Job) -> ConsensusStore | None:
     return ConsensusStore(rank, num_ranks, meeting.get("consensus_store").decode())
 
 
+def refuse(place: Place, fed: Fed) -> None:
+    """The memory that a rank, and its twin, does not get although admission has counted on it."""
+    for core in (place.rank, place.twin.right if place.twin is not None else None):
+        if core is not None:
+            refusals = Refusals(dict(fed.refusals))
+            core.refusals = refusals.left
+            place.observers.after(partial(launched, refusals), Launch)
+
+
+def launched(refusals: Refusals, effect: Launch, _: object) -> None:
+    refusals.launched(effect.batch)
+
+
 def client_of(job: Job, timer: ForwardTimer) -> Client:
+    if job.fed is not None:
+        return FedClient(job.fed.inputs, job.scenario.run.max_iterations)
     if job.inputs is not None:
         return ReplayClient(job.inputs)
     limit = job.scenario.run.max_iterations

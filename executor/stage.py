@@ -16,10 +16,11 @@ from torch import nn
 
 from executor.attention import NAME, Paged
 from executor.kv import PagedKV
-from executor.model import FAMILIES, checkpoint_config, dtype_of, random_config
+from executor.model import FAMILIES, checkpoint_config, dtype_of, first_line, random_config
 from executor.packed import PackedBatch
 from executor.weights import CheckpointWeights, RandomWeights, fill
 from ppsim.cost.partition import even_partition, layer_offsets
+from ppsim.errors import UsageError
 from ppsim.scenario.tree import Scenario
 
 
@@ -110,11 +111,18 @@ def load_stage(scenario: Scenario, rank: int, device: torch.device) -> Stage:
 def empty_stage(scenario: Scenario, share: Share, device: torch.device) -> Stage:
     """A stage without weights; with the share (0, all layers) it has every tensor of the model."""
     model = scenario.model
-    if model.path:
-        config = checkpoint_config(model.path, model.architecture)
-    else:
+    if not model.path:
         config = random_config(model, scenario.scheduler.context_length)
-    return Stage(config, model.architecture, share, dtype_of(model), device)
+        return Stage(config, model.architecture, share, dtype_of(model), device)
+    config = checkpoint_config(model.path, model.architecture)
+    try:
+        stage = Stage(config, model.architecture, share, dtype_of(model), device)
+    except Exception as error:  # transformers builds from what the file says: an activation, a scaling of positions
+        problem = f"transformers makes no {model.architecture} layer of it: {type(error).__name__}: {first_line(error)}"
+        raise UsageError(f"{model.path}/config.json: {problem}") from None
+    if not torch.isfinite(stage.rotary.inv_freq).all():
+        raise UsageError(f"{model.path}/config.json: rope_theta and rope scaling give an angle that is no number")
+    return stage
 
 
 def kv_of(scenario: Scenario, stage: Stage, num_tokens: int) -> PagedKV:

@@ -19,7 +19,7 @@ from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.rank import Rank
 from ppsim.scenario import Scenario
-from ppsim.workload.choices import SeededChoices
+from ppsim.workload.choices import Choices, SeededChoices
 from ppsim.workload.local_facts import Facts
 
 NS_PER_MS = 1_000_000
@@ -35,12 +35,13 @@ class Surroundings:
         now_ns: Callable[[], int],
         store: ConsensusStore | None,
         behaviour: behaviour_of.Surroundings,
+        choices: Choices | None = None,
     ) -> None:
         self.core, self.scenario, self.now_ns, self.store = core, scenario, now_ns, store
         core.policy.wall_clock_ns = now_ns
         self.behaviour = behaviour
         self.rank = core.link.rank_id
-        self.facts = Facts(scenario.observations, SeededChoices(scenario.seed))
+        self.facts = Facts(scenario.observations, choices or SeededChoices(scenario.seed))
         self.stored: dict[str, list[int | None]] = {}  # statuses that the last look found, by request
         self.watched: list[str] = []  # requests whose sender status this rank reports
 

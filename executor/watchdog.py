@@ -132,6 +132,17 @@ def beat(rank: int, core: Rank, recording: Recording, pulse: Pulse) -> None:
         time.sleep(pulse.limit_ms / 1000 / MARKS_PER_LIMIT)
 
 
+def peers_of(status: Status, pulse: Pulse | None) -> dict[int, int | None]:
+    """For whom each rank waits in a receive, or in the commit of a send (known where there is a watchdog)."""
+    found: dict[int, int | None] = {}
+    for rank in range(status.pp_size):
+        code, _, peer = status.cells[rank * NUM_CELLS : rank * NUM_CELLS + 3]
+        if code == CODE[Commit]:
+            peer = pulse.commits[rank] if pulse is not None else -1
+        found[rank] = peer if code in (CODE[Recv], CODE[Commit]) and peer >= 0 else None
+    return found
+
+
 # --- in the launcher -------------------------------------------------------------------------------------------
 
 

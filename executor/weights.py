@@ -10,14 +10,18 @@ to anything, and would give the same tokens with a broken cache.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from hashlib import sha256
+from pathlib import Path
 from typing import Protocol
 
 import torch
 from safetensors import safe_open
 from torch import nn
 
-from executor.checkpoint import tensor_index
+from executor.quantized import FP8, SCALE, Quantized, quantized_of
+from executor.shards import read_json, tensor_index
+from ppsim.errors import UsageError
 
 
 class Weights(Protocol):
@@ -42,15 +46,54 @@ class RandomWeights:
 
 
 class CheckpointWeights:
-    """Tensors of a folder, which the launcher has checked. Only what is asked for is read."""
+    """Tensors of a folder, which the launcher has checked. Only what is asked for is read, FP8 blocks as float32."""
 
     def __init__(self, folder: str) -> None:
         self.index = tensor_index(folder)
+        self.quantized = quantized_of(folder, read_json(Path(folder) / "config.json"))
 
     def tensor(self, name: str, shape: tuple[int, ...]) -> torch.Tensor:
+        if self.quantized is not None and self.index[name].dtype == FP8:
+            return dequantized(self.read(name), self.read(name + SCALE), self.quantized)
+        return self.read(name)
+
+    def read(self, name: str) -> torch.Tensor:
         with safe_open(self.index[name].path, framework="pt") as file:
             found: torch.Tensor = file.get_tensor(name)
         return found
+
+
+def dequantized(weight: torch.Tensor, scale: torch.Tensor, quantized: Quantized) -> torch.Tensor:
+    """[rows, columns] in float32 of FP8 numbers and the scale of each block (``quantized.py``)."""
+    rows, columns = weight.shape
+    down, right = quantized.block
+    each = scale.float().repeat_interleave(down, 0)[:rows].repeat_interleave(right, 1)[:, :columns]
+    return weight.float() * each
+
+
+def check_values(weights: CheckpointWeights, expected: Mapping[str, tuple[int, ...]], dtype: torch.dtype) -> None:
+    """Every weight is a number, in the type that is computed in. Raises UsageError for the first tensor with another.
+
+    A weight that is none poisons the logits like KV that nobody wrote, which would be blamed for it (``kv.py``).
+    """
+    for name, shape in expected.items():
+        found = weights.tensor(name, shape)
+        bad = ~torch.isfinite(found.to(dtype))
+        if bad.any():
+            at = [int(i) for i in bad.nonzero()[0]]
+            value = float(found[tuple(at)])
+            largest = "" if not math.isfinite(value) else f", too large for {str(dtype)[6:]}"
+            raise UsageError(
+                f"{weights.index[name].path}: tensor {name} has {int(bad.sum())} elements that are no numbers: "
+                f"{value:g} at {at}{largest}"
+            )
+    head, embedding = "lm_head.weight", "model.embed_tokens.weight"
+    if head in weights.index and head not in expected:
+        entry = weights.index[head]
+        if entry.shape != expected[embedding] or not torch.equal(weights.read(head), weights.read(embedding)):
+            raise UsageError(
+                f"{entry.path}: tensor {head} is not {embedding}, although config.json has tie_word_embeddings true"
+            )
 
 
 def source_name(name: str, tied: bool) -> str:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 
+from executor.fed import Fed
 from executor.status import Status
 from executor.watchdog import Pulse
 from ppsim.check.blame import Departure
@@ -41,6 +42,7 @@ class Job:
     changes: tuple[str, ...] = ()  # bugs by name, classes as module:Class; each rank loads them itself
     plugin: str | None = None
     pulse: Pulse | None = None
+    fed: Fed | None = None  # by a run in simulation
 
 
 @dataclass(frozen=True, slots=True)

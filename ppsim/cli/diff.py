@@ -40,14 +40,29 @@ def diff(
     hidden = found is not None and found.field == "state_digest"
     shows = first_in_batches(left, right) if hidden else None
     if as_json:
-        print(json.dumps(difference_json(found, shows), allow_nan=False))
+        print(json.dumps(difference_json(found, shows, of_two_worlds(left, right)), allow_nan=False))
     elif found is None:
         print(equal_text(left, times, decisions))
     else:
         print(difference_text("different: first", found, a, b))
         if hidden:
             print(difference_text("it shows", shows, a, b) if shows else "it never shows in a batch")
+        if of_two_worlds(left, right):
+            print(TWO_WORLDS)
     return EXIT_PASS if found is None else EXIT_SAFETY
+
+
+TWO_WORLDS = """\
+note: two worlds, each with tokens and a clock of its own; they decide alike unless one of these steers:
+  a token: it stops a request (stop_after, eos_probability), or a prefix holds it (equal prompts, whose answers a model
+  gives alike and a simulation does not)
+  a moment: of arrivals and aborts that name a time, of a timeout, of an answer that brings the next request, of the
+  consensus store's words"""
+"""What may make two worlds part although nothing is wrong (design decision 5: only such replies are not determined)."""
+
+
+def of_two_worlds(left: Recording, right: Recording) -> bool:
+    return left.world != right.world
 
 
 def equal_text(recording: Recording, times: bool, decisions_only: bool) -> str:
@@ -89,11 +104,12 @@ def plain(value: Any) -> Any:
     return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
 
 
-def difference_json(found: Difference | None, shows: Difference | None) -> dict[str, Any]:
+def difference_json(found: Difference | None, shows: Difference | None, of_two_worlds: bool) -> dict[str, Any]:
     """``shows`` is where a difference of the inner state is first seen in a batch."""
     if found is None:
         return {"equal": True}
-    return {"equal": False, **record_json(found), "shows": None if shows is None else record_json(shows)}
+    note = {"note": TWO_WORLDS} if of_two_worlds else {}
+    return {"equal": False, **record_json(found), "shows": None if shows is None else record_json(shows), **note}
 
 
 def record_json(found: Difference) -> dict[str, Any]:

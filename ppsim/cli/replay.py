@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +18,13 @@ if TYPE_CHECKING:
     from ppsim.fuzz.repro import Repro
 
 
+class World(StrEnum):
+    """Where a saved failure runs again."""
+
+    SIM = "sim"
+    EXEC = "exec"
+
+
 @guarded
 def replay(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A reproduction written by ppsim fuzz.")],
@@ -24,6 +32,7 @@ def replay(
     twice: Annotated[bool, typer.Option("--twice", help="Run it twice and compare.")] = False,
     max_seconds: MaxSecondsOption = 60.0,
     anyway: Annotated[bool, typer.Option("--anyway", help="Run a file that another version wrote.")] = False,
+    world: Annotated[World, typer.Option("--in", help="Run it in simulation, or on real processes.")] = World.SIM,
     as_json: JsonOption = False,
 ) -> int:
     """Reproduce a failure; the exit code is that of the failure, 4 if it does not come back the same."""
@@ -48,6 +57,10 @@ def replay(
         )
     if repro.plugin is not None and digest_of_file(repro.plugin) not in (None, repro.plugin_digest):
         say(f"ppsim: plug-in {repro.plugin} has changed since {file} was written")
+    if world == World.EXEC:
+        from ppsim.cli.replay_exec import replay_on_processes
+
+        return replay_on_processes(file, repro, terms, as_json=as_json)
     if twice or of_two(repro):
         outcome, stable = run_twice(repro.experiment, repro.loaded().change, terms)
     else:

@@ -19,8 +19,8 @@ from ppsim.core.parts import Change
 from ppsim.plugin.right import right_ranks
 from ppsim.scenario.rank import rank_config
 from ppsim.scenario.tree import Scenario
+from ppsim.workload.refusals import Refusals
 from ppsim.world.choices import Choices, same_again
-from ppsim.world.refusals import Refusals
 from ppsim.world.run_setting import Setting, SimulatedSeat
 
 Hang: TypeAlias = Callable[[Setting], None]

@@ -32,7 +32,7 @@ from ppsim.core.messages import FlushCache
 from ppsim.scenario.tree import Chance, Pause
 from ppsim.workload.arrivals import EOS_TOKEN_ID, Arrival, Control, Workload, in_order
 from ppsim.workload.choices import Choices
-from ppsim.world.refusals import Refusal
+from ppsim.workload.refusals import Refusal
 
 if TYPE_CHECKING:
     from ppsim.world.run_setting import Setting

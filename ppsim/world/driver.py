@@ -33,10 +33,10 @@ from ppsim.cost.stage import StageCost
 from ppsim.scenario.hicache import local_host_tokens
 from ppsim.scenario.tree import Scenario
 from ppsim.workload.clients import Sent
+from ppsim.workload.refusals import Refusals
 from ppsim.world.chance import allocated, clock_skew_ms, pauses
 from ppsim.world.network import Parcel
 from ppsim.world.no_progress_bound import Bound
-from ppsim.world.refusals import Refusals
 from ppsim.world.run_setting import Setting
 from ppsim.world.streams import Payload, Streams
 from ppsim.world.tiers import Tiers

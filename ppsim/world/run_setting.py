@@ -17,11 +17,11 @@ from ppsim.cost.stage import StageCost
 from ppsim.recording import Recording
 from ppsim.scenario.tree import Scenario
 from ppsim.workload.local_facts import Facts
+from ppsim.workload.refusals import Refusal
 from ppsim.world.choices import Choices
 from ppsim.world.client import Client, Sampler
 from ppsim.world.milestones import Marks
 from ppsim.world.network import Network
-from ppsim.world.refusals import Refusal
 from ppsim.world.streams import Streams
 
 

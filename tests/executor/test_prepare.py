@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -16,15 +15,10 @@ from executor.oracle import Oracle
 from executor.prepare import prepared
 from ppsim.core.messages import NewRequest
 from ppsim.core.tokens import pack
-from ppsim.errors import EXIT_USAGE, PpsimError
-from ppsim.scenario import Scenario
+from ppsim.errors import PpsimError
 from ppsim.workload import Arrival
+from tests.executor.folders import edit_config, refused, with_path
 from tests.executor.small import prompt_ids, small_scenario
-
-
-def with_path(folder: Path, **sections: Any) -> Scenario:
-    sections["model"] = {"path": str(folder), **sections.get("model", {})}
-    return small_scenario(**sections)
 
 
 @pytest.fixture(scope="module")
@@ -40,18 +34,6 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def copy(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved, tmp_path / "model"))
-
-
-def refused(scenario: Scenario, **how: Any) -> str:
-    with pytest.raises(PpsimError) as caught:
-        prepared(scenario, how.get("model_dir"), how.get("device", "cpu"))
-    assert caught.value.exit_code == EXIT_USAGE
-    return str(caught.value)
-
-
-def edit_config(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def test_a_sharded_checkpoint_gives_the_tokens_of_transformers_own_loading_and_generate(saved: Path) -> None:
@@ -73,7 +55,7 @@ def test_a_folder_or_file_that_is_not_there() -> None:
 
 
 def test_a_checkpoint_without_its_parts(copy: Path) -> None:
-    for path in copy.glob("*.safetensors"):
+    for path in [*copy.glob("*.safetensors"), copy / "model.safetensors.index.json"]:
         path.unlink()
     assert refused(with_path(copy)) == f"{copy}: no *.safetensors file (other weight formats are not read)"
     (copy / "config.json").unlink()

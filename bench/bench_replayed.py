@@ -1,0 +1,155 @@
+"""Planted bugs that simulation finds, again on real processes: docs/results/replayed_bugs.md.
+
+    python -m bench.bench_replayed --measure FILE [NAME ...]    append a line of JSON for each bug
+    python -m bench.bench_replayed FILE > docs/results/replayed_bugs.md
+
+For each planted bug of a profile with a role that the executor has: the first generated example that breaks the rule
+of the bug and asks for nothing that processes lack, replayed by ``ppsim replay FILE --in exec``'s own function. Ranks
+are forked from a server that has torch and transformers loaded. What is measured already is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ppsim.cli.replay_exec import both_ends, told
+from ppsim.core.surroundings import ONLY_SIMULATED, Surroundings
+from ppsim.errors import PpsimError
+from ppsim.fuzz.experiment import Experiment, Terms, run_experiment
+from ppsim.fuzz.generate import generated
+from ppsim.fuzz.profiles import Profile, profile_named
+from ppsim.fuzz.repro import Repro
+from ppsim.plugin import Planted, all_bugs, load
+
+MAX_EXAMPLES = 150
+MAX_S = 20.0
+HERE = ("plain", "prefill")
+PRELOAD = ["executor.serve", "transformers.models.llama.modeling_llama"]
+
+
+def candidates() -> Iterator[tuple[Planted, Profile]]:
+    """Bugs of a profile that has a role of the executor."""
+    for bug in all_bugs().values():
+        wanted = profile_named(bug.profile)
+        if set(wanted.roles) & set(HERE):
+            yield bug, wanted
+
+
+def is_of_the_other_world(bug: Planted) -> bool:
+    """Whether it changes what only the simulated world asks."""
+    behaviour = load((bug.name,)).change.surroundings
+    return any(getattr(behaviour, key) is not getattr(Surroundings, key) for key in ONLY_SIMULATED)
+
+
+def runs_here(raw: dict[str, Any]) -> bool:
+    """Whether processes have all that an example asks for."""
+    cluster, role = raw["cluster"], raw.get("disaggregation", {}).get("role", "plain")
+    replicas = cluster.get("tp_replicas", 1), cluster.get("tp_size", 1)
+    return role in HERE and replicas == (1, 1) and "hicache" not in raw
+
+
+def found(bug: Planted, wanted: Profile) -> Repro | None:
+    """The first example that shows the bug and runs here."""
+    change = load((bug.name,)).change
+    until = time.process_time() + MAX_S
+    for index in range(MAX_EXAMPLES):
+        if time.process_time() > until:
+            return None
+        example = generated(wanted, 0, 0, index)
+        if not runs_here(example.raw):
+            continue
+        outcome = run_experiment(example, change, terms=Terms(10.0))
+        if outcome.signature is not None and outcome.signature.invariant == bug.breaks:
+            verdict = outcome.verdict
+            again = Experiment(example.raw, outcome.tape)
+            return Repro(again, outcome.signature, outcome.digest, verdict.iteration, (bug.name,))
+    return None
+
+
+def measure(bug: Planted, wanted: Profile) -> dict[str, Any]:
+    row: dict[str, Any] = {"name": bug.name, "breaks": bug.breaks, "profile": bug.profile}
+    if is_of_the_other_world(bug):
+        return {**row, "left_out": "it changes a world that processes have no model of"}
+    repro = found(bug, wanted)
+    if repro is None:
+        return {**row, "left_out": "no example without replicas, tiers or two servers shows it"}
+    size = {key: repro.experiment.size()[key] for key in ("pp_size", "requests")}
+    begun = time.monotonic()
+    try:
+        ends = both_ends(bug.name, repro, Terms(), "forkserver")
+    except PpsimError as error:
+        return {**row, **size, "simulated": repro.signature.invariant, "error": str(error).splitlines()[0]}
+    cycle = " -> ".join(map(str, ends.cycles[1]))
+    return {
+        **row,
+        **size,
+        "same": ends.same,
+        "simulated": told(ends.simulated),
+        "real": told(ends.real) + (f", cycle {cycle}" if cycle else ""),
+        "seconds": round(time.monotonic() - begun, 1),
+    }
+
+
+HEAD = """# Planted bugs on real processes
+
+What the fuzzer finds in simulation, replayed on real processes with the same inputs, observations, tokens and refused
+memory at the same logical times: the first generated example of seed 0 that breaks the rule of the bug. "Same" is the
+same rule and exit code, and where ranks wait for each other the same circle. The commands:
+
+    ppsim fuzz --profile PROFILE --bug NAME --out DIR
+    ppsim replay DIR/repro_... --in exec
+
+Made by `python -m bench.bench_replayed` (its head says how).
+
+"""
+
+
+def page(rows: list[dict[str, Any]]) -> str:
+    rows = sorted(rows, key=lambda row: str(row["name"]))
+    ran = [row for row in rows if "left_out" not in row]
+    lines = [f"{sum(row.get('same', False) for row in ran)} of {len(ran)} replayed bugs end alike.", ""]
+    lines += ["| bug | profile | in simulation | on processes | ranks | requests | same |", "|" + " --- |" * 7]
+    lines += [
+        f"| `{row['name']}` | {row['profile']} | {row['simulated']} | {row.get('real', row.get('error'))} | "
+        f"{row['pp_size']} | {row['requests']} | {'yes' if row.get('same') else 'no'} |"
+        for row in ran
+    ]
+    lines += ["", "## Not replayed", "", "| bug | rule | why |", "| --- | --- | --- |"]
+    lines += [f"| `{row['name']}` | {row['breaks']} | {row['left_out']} |" for row in rows if "left_out" in row]
+    measured = {row["name"] for row in rows}
+    missing = [bug.name for bug, _ in candidates() if bug.name not in measured]
+    if missing:
+        lines += ["", f"Not measured yet: {', '.join(missing)}."]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--measure", action="store_true")
+    parser.add_argument("file", type=Path)
+    parser.add_argument("names", nargs="*")
+    args = parser.parse_args()
+    if not args.measure:
+        print(page(read(args.file)), end="")
+        return
+    multiprocessing.set_forkserver_preload(PRELOAD)
+    done = {row["name"] for row in read(args.file)}
+    for bug, wanted in candidates():
+        if bug.name not in done and (not args.names or bug.name in args.names):
+            row = measure(bug, wanted)
+            with args.file.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,95 @@
+"""A failure that was found in simulation comes back on real processes: the same rule, the same circle of ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("torch", reason="the executor extra is not installed")
+
+from executor.fed import FedChoices, fit_to_feed
+from ppsim.cli.replay_exec import Ends, both_ends, cycle_of
+from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY, PpsimError, ScenarioError
+from ppsim.fuzz.experiment import Chooser, Experiment, Terms, run_experiment
+from ppsim.fuzz.repro import Repro, load, save
+from ppsim.plugin import load as load_change
+from ppsim.scenario.load import validate
+
+TIGHT: dict[str, Any] = {
+    "name": "saved",
+    "cluster": {"pp_size": 2},
+    "scheduler": {"chunked_prefill_size": 8, "page_size": 4, "max_total_tokens": 96, "max_running_requests": 8},
+    "cost": {"source": "unit", "unit_ms": 1.0},
+    "workload": {
+        "source": "requests",
+        "requests": [{"rid": f"R{i}", "prompt": 12 + i, "output": 6, "at_ms": 1.5 * i} for i in range(4)],
+        "aborts": [{"rid": "R1", "at_ms": 7.0}],
+    },
+    "chance": {"max_lost_pages": 4, "max_failed_allocations": 2, "stops": True, "max_arrival_delay": 3},
+    "run": {"invariants": True, "max_iterations": 500},
+}
+
+
+def saved(tmp_path: Path, bug: str, raw: dict[str, Any] = TIGHT, seed: int = 3) -> tuple[str, Repro]:
+    """A file as ``ppsim fuzz`` writes it, of one seeded run with a planted bug."""
+    outcome = run_experiment(Experiment(raw, (), Chooser("seeded", seed)), load_change((bug,)).change)
+    assert outcome.signature is not None, "it does not fail"
+    repro = Repro(Experiment(raw, outcome.tape), outcome.signature, outcome.digest, outcome.verdict.iteration, (bug,))
+    save(tmp_path / "repro.json", repro)
+    return str(tmp_path / "repro.json"), load(str(tmp_path / "repro.json"))
+
+
+def ends_of(tmp_path: Path, bug: str, raw: dict[str, Any] = TIGHT) -> Ends:
+    return both_ends(*saved(tmp_path, bug, raw), Terms(), "forkserver")
+
+
+def test_a_broken_rule_is_found_by_the_same_rule_at_the_same_place(tmp_path: Path) -> None:
+    ends = ends_of(tmp_path, "local_capacity")
+    assert ends.same
+    assert ends.real.exit_code == EXIT_SAFETY
+    found = [(v.invariant, v.rank, v.iteration, v.slot) for v in (ends.real, ends.simulated)]
+    assert found[0] == found[1]
+
+
+def test_a_hang_is_a_hang_with_the_same_circle(tmp_path: Path) -> None:
+    ends = ends_of(tmp_path, "collective_before_send")
+    assert ends.same
+    assert (ends.real.invariant, ends.real.exit_code) == ("INV-40", EXIT_LIVENESS)
+    assert ends.cycles[0] == ends.cycles[1] != ()
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"disaggregation": {"role": "decode"}}, "disaggregation.role"),
+        ({"cluster": {"pp_size": 2, "tp_size": 2, "tp_replicas": 2}}, "cluster.tp_size"),
+        ({"hicache": {"enabled": True, "host_tokens": 256}}, "hicache.enabled"),
+    ],
+)
+def test_what_processes_lack_is_refused_by_name(tmp_path: Path, changes: dict[str, Any], named: str) -> None:
+    from executor.prepare import prepared
+
+    with pytest.raises(ScenarioError, match=named):
+        prepared(fit_to_feed(validate({**TIGHT, "chance": {}, **changes}), 1.0), None, "cpu")
+
+
+def test_a_file_that_is_no_longer_the_saved_failure_is_refused(tmp_path: Path) -> None:
+    file, repro = saved(tmp_path, "local_capacity")
+    other = Repro(repro.experiment, repro.signature, "0" * 16, repro.iteration, repro.bugs)
+    with pytest.raises(PpsimError, match="not the saved failure any more"):
+        both_ends(file, other, Terms(), "forkserver")
+
+
+def test_streams_are_answered_in_order_whoever_asks_in_between() -> None:
+    choices = FedChoices({"delay grammar R1 0": (2, 5), "delay grammar R1 1": (7,)})
+    asked = [("delay grammar R1 0", 9), ("delay grammar R1 1", 4), ("delay grammar R1 0", 9), ("delay grammar R1 0", 9)]
+    assert [choices.below(*question) for question in asked] == [2, 3, 5, 0]
+
+
+def test_a_circle_is_read_from_a_report() -> None:
+    from ppsim.core.outcome import Verdict
+
+    assert cycle_of(Verdict("fail", 3, "INV-40: x\n  rank 0 waits\n  wait-for cycle: 0 -> 2 -> 0")) == (0, 2, 0)
+    assert cycle_of(Verdict("fail", 3, "INV-40: x")) == ()
