@@ -120,19 +120,24 @@ def make(path: Path) -> None:
         raise UsageError(f"run folder {path}: cannot be made: {error.strerror}; choose one with --out") from None
 
 
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """The resolved scenario of a run. Raises UsageError if it cannot be written."""
+    import tomli_w
+
+    put_text(path / CONFIG, tomli_w.dumps(without_none(config)))
+
+
 def write_run(
     folder: RunFolder, config: Mapping[str, Any], recording: Recording, summary: Mapping[str, Any], verdict: Verdict
 ) -> None:
     """Fill the folder. Raises UsageError if it cannot be written."""
-    import tomli_w
-
     path = folder.path
     write_recording(recording, path / RECORDING, summary["digest"])
     if recording.peer is not None:
         write_recording(recording.peer, path / PEER, summary["prefill"]["digest"])
     else:
         (path / PEER).unlink(missing_ok=True)
-    put_text(path / CONFIG, tomli_w.dumps(without_none(config)))
+    write_config(path, config)
     put_text(path / SUMMARY, json_text(summary))
     put_text(path / VERDICT, json_text(verdict._asdict()))
     if path.parent == RUNS:
