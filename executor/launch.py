@@ -17,7 +17,7 @@ from __future__ import annotations
 import multiprocessing
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,7 @@ class ExecutionResult:
     recording: Recording
     verdict: Verdict
     unfired: list[str] = field(default_factory=list)
+    scenario: Scenario | None = None  # as it ran: prepared, with the shape of the checkpoint
 
     @property
     def tokens(self) -> dict[str, tuple[int, ...]]:
@@ -159,20 +160,24 @@ def execute(
             ranks.add(process, ours)
         reports = ranks.wait(on_tick, stall_s)
     except Failed as failure:
-        return failed(failure.report, ranks, recording, folder)
+        return replace(failed(failure.report, ranks, recording, folder), scenario=scenario)
     except Stuck as stuck:
         recording = gathered(recording, ranks, folder)
         recording.stands = watchdog.stands if watchdog is not None else []
-        return ExecutionResult(recording, stuck.verdict)
+        return ExecutionResult(recording, stuck.verdict, scenario=scenario)
     except Stalled as stall:
         verdict = deadlock(status, str(stall), configs)
-        return ExecutionResult(gathered(recording, ranks, folder), verdict)
+        recording = gathered(recording, ranks, folder)
+        recording.stands = status.stands()
+        return ExecutionResult(recording, verdict, scenario=scenario)
     finally:
         ranks.stop()
     recording = gathered(recording, ranks, folder)
     fired = {name for report in reports for name in report.fired}
     unfired = [name for name in changed.names if name not in fired]
-    return ExecutionResult(recording, verdict_of_run(recording, reports), unfired)
+    verdict = verdict_of_run(recording, reports)
+    recording.stands = status.stands() if verdict.kind != "pass" else []
+    return ExecutionResult(recording, verdict, unfired, scenario)
 
 
 def open_store(port: int | None) -> TCPStore:
@@ -210,11 +215,14 @@ def failed(report: Report, ranks: Ranks, recording: Recording, folder: Path | No
     error = report.error
     if isinstance(error, CoreError | StopRun | GaveUp):
         verdict = verdict_of_failure(ranks.reports, report)
-        return ExecutionResult(gathered(recording, ranks, folder), verdict)
+        recording = gathered(recording, ranks, folder)
+        recording.stands = ranks.status.stands()
+        return ExecutionResult(recording, verdict)
     if isinstance(error, UsageError | PluginError):
         raise error
     who = f"rank {report.rank} of {recording.pp_size}"
-    raise RankDied(f"{who} failed while it was {ranks.doing(report.rank)}: {error}") from PpsimError(report.trace)
+    what = f"{who} failed while it was {ranks.doing(report.rank)}: {error}"
+    raise RankDied(what, report.rank) from PpsimError(report.trace)
 
 
 def gathered(recording: Recording, ranks: Ranks, folder: Path | None) -> Recording:

@@ -39,7 +39,8 @@ from ppsim.core.effects import (
     Send,
 )
 from ppsim.core.messages import Kind, Lane
-from ppsim.recording.standing import make_standing, map_standing
+from ppsim.core.outcome import Stand
+from ppsim.recording.standing import make_standing, map_standing, stand
 
 KINDS, LANES = tuple(Kind), tuple(Lane)
 EFFECTS = (Ingest, Send, Recv, Commit, Drop, Launch, AwaitTokens, Observe, AwaitLocal, Act, Reply, Decided, Harvested)
@@ -70,12 +71,12 @@ class Status:
     def __init__(
         self, context: BaseContext, pp_size: int, folder: Path | None = None, num_slots: int | None = None
     ) -> None:
-        self.pp_size, self.folder = pp_size, folder
+        self.pp_size, self.folder, self.num_slots = pp_size, folder, num_slots or pp_size
         self.sends: dict[object, int] = {}  # of this process's rank: the peer of each send that is not over
         if folder is None:
             self.cells: Any = context.RawArray("q", NUM_CELLS * pp_size)
         else:
-            make_standing(folder, pp_size, NUM_CELLS, num_slots or pp_size, words())
+            make_standing(folder, pp_size, NUM_CELLS, self.num_slots, words())
             self.cells = map_standing(folder)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,6 +137,12 @@ class Status:
                 what = (LANES[lane], KINDS[kind - 1], of, slot, configs[src], self.iteration(src))
                 found.append(Wait(rank, "", src, *what))
         return found
+
+    def stands(self) -> list[Stand]:
+        """Where each rank stands."""
+        known = words()
+        rows = [self.cells[rank * NUM_CELLS : rank * NUM_CELLS + 3] for rank in range(self.pp_size)]
+        return [stand(rank, list(row), known, self.num_slots) for rank, row in enumerate(rows)]
 
     def all_wait(self) -> bool:
         """Every rank waits for another one."""

@@ -11,6 +11,7 @@ by itself. So a file that was edited is told from one that breaks off.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from hashlib import blake2b
@@ -266,14 +267,17 @@ def check_sum(path: str, number: int, fields: Sequence[Any], num_lines: int, dig
 
 def has_ranks(folder: Path) -> bool:
     """Whether there is a file of a rank in a run folder."""
-    return bool(files_of(folder))
+    return (folder / RANKS / LAUNCH).is_file()
+
+
+def discard_ranks(folder: Path) -> None:
+    """The files of the ranks are of no use any more: the recording is written as a whole."""
+    shutil.rmtree(folder / RANKS, ignore_errors=True)
 
 
 def assemble(folder: Path) -> Recording:
     """The recording of a run from the files of its ranks, however far they go. Raises RecordingError."""
     parts = {rank: read_rank(path) for rank, path in files_of(folder)}
-    if not parts:
-        raise RecordingError(str(folder / RANKS), 0, "holds no file of a rank")
     whole = read_rank(folder / RANKS / LAUNCH)
     for rank, part in parts.items():
         if header(part) != header(whole):
