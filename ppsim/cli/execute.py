@@ -85,8 +85,15 @@ def execute(
     with run_folder(out, loaded.name, loaded.seed) as folder:
         try:
             with told_to_end(), ProgressBar(f"executing {loaded.name}") as progress:
-                where = {"folder": folder.path, "origin": origin_of(plugin)}
-                result = launch(loaded, device=device.value, port=port, progress=progress, plugin=plugin, **where)
+                result = launch(
+                    loaded,
+                    device=device.value,
+                    port=port,
+                    progress=progress,
+                    plugin=plugin,
+                    folder=folder.path,
+                    origin=origin_of(plugin),
+                )
         except (PpsimError, KeyboardInterrupt) as error:
             keep_what_there_is(folder, error)
             raise
