@@ -90,11 +90,10 @@ def test_killing_the_launcher_and_all_ranks_at_once_leaves_the_files_of_the_rank
         "from tests.executor.test_launch import endless\n"
         f"execute(endless(2), folder=Path({str(tmp_path)!r}))\n"
     )
+    path = rank_path(tmp_path, 0)
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, start_new_session=True) as launcher:
         try:
-            wait_until(
-                lambda: rank_path(tmp_path, 0).is_file() and len(read_rank(rank_path(tmp_path, 0)).decisions[0]) > 9, 60
-            )
+            wait_until(lambda: path.is_file() and len(read_rank(path).decisions[0]) > 9, 60)
         finally:
             os.killpg(launcher.pid, signal.SIGKILL)
     recorded, _ = replays(tmp_path, endless(2))
@@ -136,7 +135,8 @@ def long_request() -> Scenario:
 def test_a_hang_on_processes_replays_to_the_same_wait_for_cycle(tmp_path: Path) -> None:
     mine = f"{__name__}:WaitsForNothing"
     result = execute(long_request(), start_method="forkserver", folder=tmp_path, changes=(mine,), stall_s=1.0)
-    assert (result.verdict.kind, result.verdict.exit_code) == ("fail", 3)
+    assert result.verdict.kind == "fail"
+    assert "deadlock: " in result.verdict.message
     there = wait_cycle({stand.rank: stand.waits_for for stand in result.recording.stands})
     recorded, out = replays(tmp_path, long_request(), mine)
     assert recorded.origin.changes == (mine,)
@@ -186,7 +186,7 @@ def test_a_whole_run_is_on_file_as_it_is_in_memory(tmp_path: Path) -> None:
     assert first_difference(recorded, kept.recording, times=True) is None
     assert [r.status for r in recorded.replies if r.rid == "R1"][-1] == "aborted"
     assert len(recorded.samples) == sum(bool(d.pieces) for d in recorded.decisions[1])
-    assert {key for key in recorded.messages} == {(0, 1, "hidden"), (1, 0, "output"), (0, 1, "output")}
+    assert set(recorded.messages) == {(0, 1, "hidden"), (1, 0, "output"), (0, 1, "output")}
     assert all(m.leaves_ns <= m.sent_ns <= m.arrival_ns for mine in recorded.messages.values() for m in mine)
     assert [len(visits) for visits in recorded.visits] == [len(mine) for mine in recorded.decisions]
     ((_, mine, out),) = replay(recorded, scenario, load().change)
@@ -213,11 +213,7 @@ def test_a_file_that_takes_no_more_is_told_and_keeps_what_it_has(tmp_path: Path)
     back = read_rank(tmp_path / "rank-0.jsonl")
     assert [s.iteration for s in back.samples] == list(range(len(back.samples)))
     assert len(back.samples) > 80
-    assert (
-        back.cuts
-        == [f"rank 0 was cut short: its file ends with line {len(back.samples) + 3 - len(back.samples) // 256 - 2}"]
-        or back.cuts
-    )
+    assert back.cuts == [f"rank 0 was cut short: its file ends with line {1 + len(back.samples)}"]
 
 
 def test_a_file_is_read_while_it_is_written_and_every_edit_before_a_sum_is_told(tmp_path: Path) -> None:
