@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -39,14 +40,17 @@ from ppsim.core.effects import (
     Work,
 )
 from ppsim.core.errors import InvariantViolation, ProtocolError
-from ppsim.core.messages import Input, Message, NewRequest
+from ppsim.core.messages import Hidden, Input, Message, NewRequest, Output
 from ppsim.core.observations import Capacity
 from ppsim.core.rank import Rank
 from ppsim.core.schedule.batch import ForwardBatch
 from ppsim.core.tokens import count
 from ppsim.recording import Recording
+from ppsim.recording.schema import WALL_CLOCK, Came, Left
 
 TERMINAL = ("finished", "aborted", "refused")
+WRITTEN_BEFORE = (Send, Recv, Commit, Launch, Ingest, AwaitLocal)
+"""Effects with which something leaves the rank, or which may take long: what was recorded is on file before them."""
 
 
 class Answers:
@@ -74,7 +78,8 @@ class Answers:
         self.observers = observers
         self.fed = fed
         self.num_ended = 0
-        self.samples: list[tuple[ForwardBatch, torch.Tensor]] = []
+        self.samples: deque[tuple[ForwardBatch, torch.Tensor]] = deque()
+        self.leaving: dict[Work, Left] = {}  # device data whose sends are not over
         self.table: dict[type, Callable[[Any], object]] = {
             Ingest: self.ingest,
             Send: self.send,
@@ -103,6 +108,8 @@ class Answers:
             self.status.beat(self.rank, effect, core.iteration if core.started else -1)
             for look in befores[type(effect)]:
                 look(effect)
+            if type(effect) in WRITTEN_BEFORE:
+                self.recording.flush()
             answer = self.table[type(effect)](effect)
             self.status.answered(self.rank)
             for look_back in afters[type(effect)]:
@@ -131,13 +138,26 @@ class Answers:
     # --- links -----------------------------------------------------------------------------------------------
 
     def send(self, effect: Send) -> Work:
-        return self.transport.send(effect.dst, effect.message)
+        leaves_ns = self.timer.now_ns()
+        work = self.transport.send(effect.dst, effect.message)
+        self.status.sent(work, effect.dst)
+        message = effect.message
+        if isinstance(message, Hidden | Output):
+            self.leaving[work] = Left(effect.dst, message.kind.value, message.iteration, leaves_ns, leaves_ns)
+        return work
 
     def recv(self, effect: Recv) -> Message:
-        return self.transport.recv(effect.src, effect.lane)
+        message = self.transport.recv(effect.src, effect.lane)
+        if isinstance(message, Hidden | Output):
+            came = Came(effect.src, message.kind.value, message.iteration, self.timer.now_ns())
+            self.recording.has_come(self.rank, came)
+        return message
 
     def commit(self, effect: Commit) -> None:
         self.transport.commit(effect.work)
+        left = self.leaving.pop(effect.work, None)
+        if left is not None:
+            self.recording.has_left(self.rank, left._replace(sent_ns=self.timer.now_ns()))
 
     def drop(self, effect: Drop) -> None:
         self.transport.drop(effect.work)
@@ -156,6 +176,7 @@ class Answers:
                 out = out if self.fed is None else self.fed.tokens(batch, out)
         if share.is_last:
             self.samples.append((batch, out))
+        self.keep_up(self.timer.finished())
         return out
 
     def input_ids(self, batch: ForwardBatch) -> torch.Tensor:
@@ -209,7 +230,14 @@ class Answers:
     def act(self, effect: Act) -> None:
         self.surroundings.act(effect.action, self.surroundings.core.iteration)
 
+    def wall_clock_ns(self) -> int:
+        """For a policy that looks at its clock although it should not: what it saw is recorded like any other look."""
+        now_ns = self.timer.now_ns()
+        self.recording.observed(self.rank, self.surroundings.core.iteration, WALL_CLOCK, (), (now_ns,))
+        return now_ns
+
     def decided(self, effect: Decided) -> None:
+        self.recording.visited(self.rank, self.timer.now_ns())
         self.surroundings.report(effect.decision.iteration)
         self.recording.decision(self.rank, effect.decision)
 
@@ -218,7 +246,12 @@ class Answers:
 
     def settle(self) -> None:
         """Put what was measured into the recording, however far the run came."""
-        for batch, token_ids in self.samples:
-            self.recording.sampled(batch.iteration, batch.slot, tuple(token_ids.tolist()))
-        for slot, iteration, start_ns, end_ns in self.timer.spans():
+        self.keep_up(self.timer.spans())
+
+    def keep_up(self, passes: Iterable[tuple[int, int, int, int]]) -> None:
+        """Record forward passes that are over, and the tokens that were sampled in them."""
+        for slot, iteration, start_ns, end_ns in passes:
             self.recording.span(self.rank, "forward", slot, iteration, start_ns, end_ns)
+            if self.samples and self.samples[0][0].iteration == iteration:
+                _, token_ids = self.samples.popleft()
+                self.recording.sampled(iteration, slot, tuple(token_ids.tolist()))

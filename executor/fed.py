@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from executor.client import GaveUp, ReplayClient
 from ppsim.core.effects import Observe
@@ -29,7 +29,13 @@ from ppsim.workload.refusals import Refusal
 if TYPE_CHECKING:
     import torch  # the launcher imports this file before it is needed
 
-HIDDEN = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+HIDDEN: dict[str, Any] = {
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+}
 """Of a model whose numbers matter to nobody: small, in float32, with all the layers and the vocabulary."""
 
 

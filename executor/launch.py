@@ -17,8 +17,9 @@ from __future__ import annotations
 import multiprocessing
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -38,6 +39,9 @@ from ppsim.core.messages import Input
 from ppsim.errors import PluginError, PpsimError, RankDied, UsageError
 from ppsim.plugin import load
 from ppsim.recording import Recording, Verdict
+from ppsim.recording.folder import write_config
+from ppsim.recording.rank_file import assemble, write_launch
+from ppsim.recording.schema import UNTOLD, Origin
 from ppsim.scenario import Scenario
 from ppsim.scenario.rank import rank_config
 from ppsim.workload import Arrival
@@ -61,6 +65,7 @@ class ExecutionResult:
     recording: Recording
     verdict: Verdict
     unfired: list[str] = field(default_factory=list)
+    scenario: Scenario | None = None  # as it ran: prepared, with the shape of the checkpoint
 
     @property
     def tokens(self) -> dict[str, tuple[int, ...]]:
@@ -91,21 +96,26 @@ def execute(
     changes: tuple[str, ...] = (),
     plugin: str | None = None,
     fed: Fed | None = None,
+    folder: Path | None = None,
+    origin: Origin = UNTOLD,
 ) -> ExecutionResult:
     """Run ``scenario`` to its end.
 
     ``model_dir`` overrides ``model.path``. ``inputs_by_iteration`` replays recorded inputs; else ``arrivals`` (default:
     the scenario's workload) come live. ``port``: of the rendezvous store, None: a free one. ``progress`` is called with
     (ended requests, all requests). ``changes``: planted bugs by name and classes as "module:Class", ``plugin``: a file
-    (docs/plugins.md), besides the scenario's bugs; every rank loads them in its own process.
-    ``fed``: what a run in simulation was answered (``fed.py``), instead of inputs and arrivals. Raises UsageError,
-    PluginError and RankDied as the head of this file says.
+    (docs/plugins.md), besides the scenario's bugs; every rank loads them in its own process. ``folder``: of the run;
+    the prepared scenario and every rank's file are written there while it runs, so that whatever ends it, the caller
+    and all ranks included, leaves what happened so far (``ppsim.recording.rank_file.assemble``); ``origin`` stands in
+    them. ``fed``: what a run in simulation was answered (``fed.py``), instead of inputs and arrivals. Raises
+    UsageError, PluginError and RankDied as the head of this file says.
     """
     changed = load((*changes, *scenario.bugs), plugin)
     check_worlds(changed.change.surroundings, changed.names)
     scenario = prepared(scenario, model_dir, device)
     pp_size = scenario.cluster.pp_size
     recording = Recording(pp_size, name=scenario.name, seed=scenario.seed, world="exec")
+    recording.origin = origin._replace(changes=changes)
     if scenario.run.invariants:
         recording.warn(NOT_HERE)
     for sentence in checkpoint_warnings(scenario):
@@ -118,7 +128,10 @@ def execute(
 
     context: Any = multiprocessing.get_context(start_method)
     configs = [rank_config(scenario, rank) for rank in range(pp_size)]
-    status = Status(context, pp_size)
+    if folder is not None:
+        write_config(folder, scenario.model_dump(mode="json"))
+        write_launch(folder, recording)
+    status = Status(context, pp_size, folder, configs[0].num_slots)
     ranks = Ranks(status)
     pulse = pulse_of(scenario, context)
     watchdog = None if pulse is None else Watchdog(status, pulse)
@@ -144,6 +157,8 @@ def execute(
                 plugin,
                 pulse,
                 fed,
+                folder,
+                recording.origin,
             )
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(target=run_rank, args=(rank, job, theirs, status), name=f"ppsim-rank-{rank}")
@@ -152,20 +167,26 @@ def execute(
             ranks.add(process, ours)
         reports = ranks.wait(on_tick, stall_s)
     except Failed as failure:
-        return failed(failure.report, ranks, recording)
+        return replace(failed(failure.report, ranks, recording, folder), scenario=scenario)
     except Stuck as stuck:
+        recording = gathered(recording, ranks, folder)
         recording.stands = watchdog.stands if watchdog is not None else []
-        return ExecutionResult(recording, stuck.verdict)
+        return ExecutionResult(recording, stuck.verdict, scenario=scenario)
     except Stalled as stall:
         cycle = wait_cycle(peers_of(status, pulse))
         what = "\n".join([str(stall), *cycle_lines(cycle)])
-        return ExecutionResult(recording, deadlock(status, what, configs))
+        verdict = deadlock(status, what, configs)
+        recording = gathered(recording, ranks, folder)
+        recording.stands = status.stands()
+        return ExecutionResult(recording, verdict, scenario=scenario)
     finally:
         ranks.stop()
-    absorb(recording, reports)
+    recording = gathered(recording, ranks, folder)
     fired = {name for report in reports for name in report.fired}
     unfired = [name for name in changed.names if name not in fired]
-    return ExecutionResult(recording, verdict_of_run(recording, reports), unfired)
+    verdict = verdict_of_run(recording, reports)
+    recording.stands = status.stands() if verdict.kind != "pass" else []
+    return ExecutionResult(recording, verdict, unfired, scenario)
 
 
 def open_store(port: int | None) -> TCPStore:
@@ -198,16 +219,28 @@ def port_taken(port: int | None, error: Exception) -> UsageError:
     return UsageError(f"--port {port}: cannot listen on {HOST}:{port}: {reason} (leave --port out for a free one)")
 
 
-def failed(report: Report, ranks: Ranks, recording: Recording) -> ExecutionResult:
+def failed(report: Report, ranks: Ranks, recording: Recording, folder: Path | None = None) -> ExecutionResult:
     """A rank said why it ended: a broken rule and a limit are verdicts, all else is an error."""
     error = report.error
     if isinstance(error, CoreError | StopRun | GaveUp):
-        absorb(recording, list(ranks.reports.values()))
-        return ExecutionResult(recording, verdict_of_failure(ranks.reports, report))
+        verdict = verdict_of_failure(ranks.reports, report)
+        recording = gathered(recording, ranks, folder)
+        recording.stands = ranks.status.stands()
+        return ExecutionResult(recording, verdict)
     if isinstance(error, UsageError | PluginError):
         raise error
     who = f"rank {report.rank} of {recording.pp_size}"
-    raise RankDied(f"{who} failed while it was {ranks.doing(report.rank)}: {error}") from PpsimError(report.trace)
+    what = f"{who} failed while it was {ranks.doing(report.rank)}: {error}"
+    raise RankDied(what, report.rank) from PpsimError(report.trace)
+
+
+def gathered(recording: Recording, ranks: Ranks, folder: Path | None) -> Recording:
+    """The recording of the run: from the files of the ranks where there are some, else from their reports."""
+    if folder is None:
+        absorb(recording, list(ranks.reports.values()))
+        return recording
+    ranks.stop()  # what is still being written would be read half
+    return assemble(folder)
 
 
 def absorb(recording: Recording, reports: Sequence[Report]) -> None:
@@ -215,3 +248,4 @@ def absorb(recording: Recording, reports: Sequence[Report]) -> None:
     for report in sorted(reports, key=lambda report: report.rank):
         if report.recording is not None:
             recording.absorb(report.rank, report.recording)
+    recording.join_messages()

@@ -70,7 +70,7 @@ def fp8_blocks(path: Path, said: dict[str, Any]) -> Quantized:
 def method_of(said: dict[str, Any]) -> str:
     """The name of a method of quantisation, from whichever place a tool writes it to."""
     inner = said.get("quantization")
-    places = (
+    places: tuple[object, ...] = (
         said.get("quant_method"),
         inner.get("quant_algo") if isinstance(inner, dict) else None,
         said.get("format"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -41,6 +42,7 @@ from ppsim.plugin.crash import crash_of
 from ppsim.plugin.crash import place as raised_in
 from ppsim.plugin.right import right_ranks
 from ppsim.recording import Recording
+from ppsim.recording.rank_file import CannotRecord
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.workload.refusals import Refusals
 
@@ -50,9 +52,9 @@ FOREVER = timedelta(days=365)  # an idle rank waits as long as no client sends a
 
 def attempt(rank: int, job: Job, status: Status) -> Report:
     """Run the rank; every exception becomes a report."""
-    recording = Recording(job.scenario.cluster.pp_size, name=job.scenario.name, seed=job.scenario.seed, world="exec")
     config = rank_config(job.scenario, rank)
     try:
+        recording = job.recording_of(rank)
         made = load((*job.changes, *job.scenario.bugs), job.plugin)
         core, right = made.change.rank(config), right_ranks(made.change)[0](config)
         behaviour = made.change.surroundings()
@@ -61,7 +63,8 @@ def attempt(rank: int, job: Job, status: Status) -> Report:
     except Exception as unknown:
         return Report(rank, error=crash_of(f"rank {rank}", unknown), trace=format_exc())
     place = Place(core, job.scenario, right)
-    ended = Report(rank, recording, is_audited=job.scenario.run.invariants)
+    # Of a rank with a file the file is the recording: what it knows more is read from there.
+    ended = Report(rank, recording if job.folder is None else None, is_audited=job.scenario.run.invariants)
     try:
         verdict = serve(place, job, status, recording, behaviour)
         ended = replace(ended, verdict=verdict, records=tuple(place.records), fired=tuple(made.fired))
@@ -123,6 +126,7 @@ def serve(
     if job.fed is not None:
         answers.fed = FedRank(job.fed, rank)
         refuse(place, job.fed)
+    core.policy.wall_clock_ns = answers.wall_clock_ns
     place.judge()
     attach(place, recording, scenario, job.pulse)
     try:
@@ -134,8 +138,14 @@ def serve(
             recording.warn_of_ignored_aborts(core.scheduler.num_ignored_aborts)
             for sentence in client.told():
                 recording.warn(sentence)
-    finally:
         answers.settle()
+        recording.close()
+        status.over(rank)
+    except BaseException:
+        answers.settle()
+        with suppress(CannotRecord):
+            recording.flush()
+        raise
     if store is not None:
         store.close()
     dist.destroy_process_group()

@@ -8,12 +8,17 @@ cell 4   requests that got their terminal reply (first rank)
 cell 5   of a receive: 1 + place of the awaited kind in ``KINDS``, else 0
 cell 6   of a receive: iteration that the awaited message is of
 cell 7   of a receive: place of its lane in ``LANES``
+
+With a run folder the memory is that of a file in it (``ppsim.recording.standing``), so that it can be read even after
+the launcher was killed as well.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from multiprocessing.context import BaseContext
+from pathlib import Path
+from typing import Any
 
 from ppsim.check.owed import Wait
 from ppsim.core.config import RankConfig
@@ -34,15 +39,18 @@ from ppsim.core.effects import (
     Send,
 )
 from ppsim.core.messages import Kind, Lane
+from ppsim.core.outcome import Stand
+from ppsim.recording.standing import make_standing, map_standing, stand
 
 KINDS, LANES = tuple(Kind), tuple(Lane)
 EFFECTS = (Ingest, Send, Recv, Commit, Drop, Launch, AwaitTokens, Observe, AwaitLocal, Act, Reply, Decided, Harvested)
 CODE = {effect: 1 + place for place, effect in enumerate(EFFECTS)}
 WAITING = (CODE[Recv], CODE[Commit])
-STARTING, BETWEEN = 0, -1
+STARTING, BETWEEN, OVER = 0, -1, -2
 DOING = {
     STARTING: "starting",
     BETWEEN: "deciding",
+    OVER: "done",
     CODE[Ingest]: "waiting for clients",
     CODE[Send]: "sending to rank {peer}",
     CODE[Recv]: "waiting for a message from rank {peer}",
@@ -55,21 +63,50 @@ NUM_CELLS = 8
 
 
 class Status:
-    """Cells of all ranks. One writer each, so no lock: a torn report is a matter of one effect."""
+    """Cells of all ranks. One writer each, so no lock: a torn report is a matter of one effect.
 
-    def __init__(self, context: BaseContext, pp_size: int) -> None:
-        self.pp_size = pp_size
-        self.cells = context.RawArray("q", NUM_CELLS * pp_size)
+    ``folder``: the run folder that keeps them; None: they are gone with the last process. ``num_slots``: of a rank.
+    """
+
+    def __init__(
+        self, context: BaseContext, pp_size: int, folder: Path | None = None, num_slots: int | None = None
+    ) -> None:
+        self.pp_size, self.folder, self.num_slots = pp_size, folder, num_slots or pp_size
+        self.sends: dict[object, int] = {}  # of this process's rank: the peer of each send that is not over
+        if folder is None:
+            self.cells: Any = context.RawArray("q", NUM_CELLS * pp_size)
+        else:
+            make_standing(folder, pp_size, NUM_CELLS, self.num_slots, words())
+            self.cells = map_standing(folder)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For another process: it maps the file itself."""
+        return {**vars(self), "sends": {}, **({} if self.folder is None else {"cells": None})}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        if self.folder is not None:
+            self.cells = map_standing(self.folder)
 
     def beat(self, rank: int, effect: Effect, iteration: int) -> None:
         """Rank ``rank`` is about to have ``effect`` answered."""
         at = rank * NUM_CELLS
         peer = effect.dst if isinstance(effect, Send) else effect.src if isinstance(effect, Recv) else -1
+        if isinstance(effect, Commit):
+            peer = self.sends.pop(effect.work, -1)
         self.cells[at : at + 4] = CODE[type(effect)], iteration, peer, self.cells[at + 3] + 1
         if isinstance(effect, Recv) and effect.kind is not None and effect.iteration is not None:
             self.cells[at + 5 : at + 8] = 1 + KINDS.index(effect.kind), effect.iteration, LANES.index(effect.lane)
         else:
             self.cells[at + 5] = 0
+
+    def sent(self, work: object, dst: int) -> None:
+        """A send of this process's rank is under way: whoever commits it waits for that peer."""
+        self.sends[work] = dst
+
+    def over(self, rank: int) -> None:
+        """The rank has ended by itself, in order."""
+        self.cells[rank * NUM_CELLS] = OVER
 
     def answered(self, rank: int) -> None:
         """The rank has its reply, and decides what to ask next."""
@@ -101,6 +138,12 @@ class Status:
                 found.append(Wait(rank, "", src, *what))
         return found
 
+    def stands(self) -> list[Stand]:
+        """Where each rank stands."""
+        known = words()
+        rows = [self.cells[rank * NUM_CELLS : rank * NUM_CELLS + 3] for rank in range(self.pp_size)]
+        return [stand(rank, list(row), known, self.num_slots) for rank, row in enumerate(rows)]
+
     def all_wait(self) -> bool:
         """Every rank waits for another one."""
         return all(self.cells[rank * NUM_CELLS] in WAITING for rank in range(self.pp_size))
@@ -110,3 +153,9 @@ class Status:
         code, iteration, peer, *_ = self.cells[rank * NUM_CELLS : (rank + 1) * NUM_CELLS]
         doing = DOING.get(code, EFFECTS[code - 1].__name__).format(peer=peer)
         return doing if iteration < 0 or code == STARTING else f"{doing} in iteration {iteration}"
+
+
+def words() -> dict[int, tuple[str, bool]]:
+    """By code: what a rank does, and whether it waits for the peer in its cell."""
+    every = {code: effect.__name__ for effect, code in CODE.items()} | DOING
+    return {code: (text, code in WAITING) for code, text in every.items()}

@@ -89,7 +89,9 @@ class Ranks:
     def blame(self) -> None:
         """Raise for the rank at fault: one that was killed, else one that failed by itself, else the lost peer."""
         for rank in self.dead():
-            raise RankDied(f"rank {rank} of {len(self.processes)} {self.ending(rank)} while it was {self.doing(rank)}")
+            raise RankDied(
+                f"rank {rank} of {len(self.processes)} {self.ending(rank)} while it was {self.doing(rank)}", rank
+            )
         failed = [report for report in self.reports.values() if report.error is not None]
         for report in failed:
             if report.lost_peer is None:

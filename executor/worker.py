@@ -14,6 +14,7 @@ import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
+from pathlib import Path
 
 from executor.fed import Fed
 from executor.status import Status
@@ -23,6 +24,8 @@ from ppsim.check.together import Record
 from ppsim.core.messages import Call, Input
 from ppsim.core.outcome import Verdict
 from ppsim.recording import Recording
+from ppsim.recording.rank_file import KeptRecording, rank_path
+from ppsim.recording.schema import UNTOLD, Origin
 from ppsim.scenario import Scenario
 from ppsim.workload import Arrival, Control
 
@@ -43,6 +46,15 @@ class Job:
     plugin: str | None = None
     pulse: Pulse | None = None
     fed: Fed | None = None  # by a run in simulation
+    folder: Path | None = None  # of the run: where the rank writes its file
+    origin: Origin = UNTOLD
+
+    def recording_of(self, rank: int) -> Recording:
+        """An empty recording of a rank; in its file where there is a folder. Raises UsageError."""
+        scenario = self.scenario
+        made = Recording(scenario.cluster.pp_size, name=scenario.name, seed=scenario.seed, world="exec")
+        made.origin, made.concurrency = self.origin, scenario.workload.concurrency
+        return made if self.folder is None else KeptRecording(made, rank, rank_path(self.folder, rank))
 
 
 @dataclass(frozen=True, slots=True)

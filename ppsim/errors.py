@@ -60,3 +60,10 @@ class RankDied(PpsimError):
     """A rank process of the executor ended before the run did."""
 
     exit_code = EXIT_LIVENESS
+
+    def __init__(self, message: str, rank: int | None = None) -> None:
+        super().__init__(message, rank)
+        self.message, self.rank = message, rank
+
+    def __str__(self) -> str:
+        return self.message

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ppsim.cli.guard import guarded
+from ppsim.cli.guard import guarded, told_to_end
 from ppsim.cli.options import (
     BugOption,
     ColumnOption,
@@ -26,7 +26,7 @@ from ppsim.cli.options import (
     scenario_of,
     tell_unfired,
 )
-from ppsim.errors import UsageError
+from ppsim.errors import PpsimError, UsageError
 
 
 class Device(StrEnum):
@@ -73,7 +73,7 @@ def execute(
             raise UsageError(f"ppsim exec needs {package}, which is not installed: pip install 'ppsim[executor]'")
 
     from executor.launch import execute as launch
-    from ppsim.cli.outcome import conclude
+    from ppsim.cli.outcome import conclude, keep_what_there_is, origin_of
     from ppsim.cli.progress import ProgressBar
     from ppsim.plugin import all_bugs, bugs_in
     from ppsim.plugin.loader import always_on
@@ -85,11 +85,22 @@ def execute(
         loaded = with_change(loaded, f"the policy ({plugin})")
     files = digests_of(loaded)
     with run_folder(out, loaded.name, loaded.seed) as folder:
-        with ProgressBar(f"executing {loaded.name}", "requests") as progress:
-            result = launch(loaded, device=device.value, port=port, progress=progress, plugin=plugin)
+        try:
+            with told_to_end(), ProgressBar(f"executing {loaded.name}", "requests") as progress:
+                result = launch(
+                    loaded,
+                    device=device.value,
+                    port=port,
+                    progress=progress,
+                    plugin=plugin,
+                    folder=folder.path,
+                    origin=origin_of(plugin),
+                )
+        except (PpsimError, KeyboardInterrupt) as error:
+            keep_what_there_is(folder, error)
+            raise
         if result.verdict.kind == "pass":
             tell_unfired(result.unfired)
         known = [*all_bugs(), *(bug.name for bug in (bugs_in(module) if module is not None else ()))]
-        return conclude(
-            folder, loaded, result.recording, result.verdict, as_json=as_json, known_bugs=known, files=files
-        )
+        ran = result.scenario or loaded
+        return conclude(folder, ran, result.recording, result.verdict, as_json=as_json, known_bugs=known, files=files)

@@ -7,9 +7,12 @@ code; Ctrl-C in 130; a reader that closed the pipe ends us without a word. Only 
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from typing import NoReturn, ParamSpec
 
@@ -33,6 +36,45 @@ def place(value: str | None) -> str | None:
     if value is not None and not value.strip():
         raise typer.BadParameter("is empty; give a name, or leave the option out")
     return value
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP: ended like Ctrl-C, in order, with another exit code."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+    @property
+    def exit_code(self) -> int:
+        return 128 + self.number  # as shells do
+
+    def __str__(self) -> str:
+        return f"terminated by {signal.Signals(self.number).name}"
+
+
+@contextmanager
+def told_to_end() -> Iterator[None]:
+    """Inside, a request to end comes as an exception, so that what was done so far can be kept."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ends(number: int, _: object) -> None:
+        raise Terminated(number)
+
+    wanted = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    before = {number: signal.signal(number, ends) for number in wanted if signal.getsignal(number) == signal.SIG_DFL}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def ending_of(stop: KeyboardInterrupt) -> tuple[str, int]:
+    """In words, and the exit code."""
+    return (str(stop), stop.exit_code) if isinstance(stop, Terminated) else ("interrupted", EXIT_INTERRUPTED)
 
 
 def say(message: str) -> None:
@@ -60,9 +102,9 @@ def guarded(command: Callable[P, int]) -> Callable[P, None]:
         except PpsimError as error:
             say(f"ppsim: {error}")
             code = error.exit_code
-        except KeyboardInterrupt:
-            say("ppsim: interrupted")
-            code = EXIT_INTERRUPTED
+        except KeyboardInterrupt as stop:
+            why, code = ending_of(stop)
+            say(f"ppsim: {why}")
         except OSError as error:
             say(f"ppsim: {error.filename or 'system'}: {error.strerror or error}")
             code = EXIT_USAGE

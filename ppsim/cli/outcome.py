@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ppsim.cli.guard import EXIT_INTERRUPTED, Interrupted, give_up, say
+from ppsim.cli.guard import Interrupted, ending_of, give_up, say, told_to_end
 
 if TYPE_CHECKING:
     from ppsim.core.parts import Change
     from ppsim.recording import Recording, Verdict
     from ppsim.recording.folder import RunFolder
+    from ppsim.recording.schema import Origin
     from ppsim.scenario import Scenario
     from ppsim.world.run_setting import Setting
 
@@ -41,17 +42,18 @@ def simulated(
 
     limit = Limit(max_s, last_resort)
     try:
-        with limit:
+        with told_to_end(), limit:
             result = simulate(scenario, progress=progress, change=change, began=limit.began)
         return result.recording, result.verdict
     except OutOfTime as stop:
         if limit.setting is None:
             raise PpsimError(f"{scenario.name}: stopped before it began: {stop}") from None
         return stopped(limit.setting, folder, f"no end: {stop}", EXIT_UNKNOWN, stop.rank)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
+        why, code = ending_of(stop)
         if limit.setting is None:
-            raise Interrupted("interrupted before the run began; nothing is saved") from None
-        return stopped(limit.setting, folder, "interrupted", EXIT_INTERRUPTED, None)
+            raise Interrupted(f"{why} before the run began; nothing is saved") from None
+        return stopped(limit.setting, folder, why, code, None)
     except PpsimError:
         raise
     except (Exception, SystemExit) as error:
@@ -87,6 +89,40 @@ def stopped(setting: Setting, folder: RunFolder, why: str, code: int, rank: int 
     verdict = Verdict("unknown", code, f"{why}\n{far}", None, rank, iteration)
     record_stands(setting)
     return setting.recording, verdict
+
+
+def origin_of(plugin: str | None) -> Origin:
+    """What a run of this command line is made with, besides its scenario."""
+    from ppsim.fuzz.repro import digest_of_file, ppsim_version
+    from ppsim.recording.schema import Origin
+
+    return Origin(ppsim_version(), (), plugin, digest_of_file(plugin))
+
+
+def keep_what_there_is(folder: RunFolder, error: BaseException) -> None:
+    """A run on real processes ended in an error: save what its ranks have recorded, with the error as its verdict."""
+    from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY, EXIT_UNKNOWN
+    from ppsim.recording import Verdict
+    from ppsim.recording.folder import CONFIG, mark_incomplete, stand_lines, write_run
+    from ppsim.recording.rank_file import assemble, has_ranks
+    from ppsim.recording.standing import read_standing
+    from ppsim.recording.summary import summarize
+    from ppsim.scenario.load import read_scenario
+
+    path = folder.path
+    if not has_ranks(path):
+        return
+    recording = assemble(path)
+    recording.stands = read_standing(path)
+    why, code = str(error), getattr(error, "exit_code", EXIT_UNKNOWN)
+    if isinstance(error, KeyboardInterrupt):
+        why, code = ending_of(error)
+    mark_incomplete(path, why)
+    message = "\n".join([why, *stand_lines(recording.stands)])
+    kind: Any = "fail" if code in (EXIT_SAFETY, EXIT_LIVENESS) else "unknown"
+    verdict = Verdict(kind, code, message, rank=getattr(error, "rank", None))
+    write_run(folder, read_scenario(str(path / CONFIG)), recording, summarize(recording, verdict), verdict)
+    say(f"saved {path}, marked incomplete")
 
 
 def conclude(

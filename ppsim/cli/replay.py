@@ -1,4 +1,4 @@
-"""``ppsim replay``: run a saved failure again, bit for bit; or write it down as a regression test."""
+"""``ppsim replay``: run a saved failure again, bit for bit; or write it down as a regression test; or replay a run."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import typer
 
 from ppsim.cli.guard import give_up, guarded, say
 from ppsim.cli.options import JsonOption, MaxSecondsOption, check_seconds
+from ppsim.errors import UsageError
 
 if TYPE_CHECKING:
     from ppsim.fuzz.experiment import Outcome
@@ -27,17 +28,49 @@ class World(StrEnum):
 
 @guarded
 def replay(
-    file: Annotated[str, typer.Argument(metavar="FILE", help="A reproduction written by ppsim fuzz.")],
+    file: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|RUN",
+            help="A reproduction written by ppsim fuzz, or a run of either world: folder, name, latest.",
+        ),
+    ],
     emit_test: Annotated[bool, typer.Option("--emit-test", help="Print a regression test instead of running.")] = False,
     twice: Annotated[bool, typer.Option("--twice", help="Run it twice and compare.")] = False,
     max_seconds: MaxSecondsOption = 60.0,
     anyway: Annotated[bool, typer.Option("--anyway", help="Run a file that another version wrote.")] = False,
-    world: Annotated[World, typer.Option("--in", help="Run it in simulation, or on real processes.")] = World.SIM,
+    plugin: Annotated[
+        str | None, typer.Option("--plugin", metavar="FILE.py", help="Of a run: where the plug-in it was made with is.")
+    ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(
+            "--until", metavar="rank=N,iteration=N", help="Of a run: stop there and show the state of every rank."
+        ),
+    ] = None,
+    world: Annotated[
+        World, typer.Option("--in", help="Run a reproduction in simulation, or on real processes.")
+    ] = World.SIM,
     as_json: JsonOption = False,
 ) -> int:
-    """Reproduce a failure; the exit code is that of the failure, 4 if it does not come back the same."""
+    """Reproduce a failure, or run a saved run again in simulation, fed with what was recorded.
+
+    The exit code is that of the failure, 4 if it does not come back the same or if a record of the run differs.
+    """
+    from ppsim.cli.replay_run import is_run, replay_run
+
+    if is_run(file):
+        if emit_test or twice or anyway:
+            raise UsageError(f"{file} is a run: --emit-test, --twice and --anyway are for reproductions of ppsim fuzz")
+        if world == World.EXEC:
+            raise UsageError(
+                f"{file} is a run: it is replayed in simulation; --in exec is for reproductions of ppsim fuzz"
+            )
+        return replay_run(file, plugin, until, as_json=as_json)
+    if plugin is not None or until is not None:
+        raise UsageError(f"{file} is a reproduction of ppsim fuzz: --plugin and --until are for runs")
     from ppsim.cli.every_report import write_and_read
-    from ppsim.errors import EXIT_NONDETERMINISM, EXIT_PASS, UsageError
+    from ppsim.errors import EXIT_NONDETERMINISM, EXIT_PASS
     from ppsim.fuzz.campaign import run_twice, terms_of
     from ppsim.fuzz.emit import regression_test
     from ppsim.fuzz.experiment import Terms

@@ -66,7 +66,7 @@ def run(
     if module is not None and always_on(module):
         loaded = with_change(loaded, f"the policy ({plugin})")
 
-    from ppsim.cli.outcome import conclude, simulated
+    from ppsim.cli.outcome import conclude, origin_of, simulated
     from ppsim.cli.progress import ProgressBar
     from ppsim.recording.folder import run_folder
     from ppsim.scenario.kept import digests_of
@@ -76,6 +76,9 @@ def run(
         with ProgressBar(f"simulating {loaded.name}", "requests") as progress:
             changed = bool(made.names)
             recording, verdict = simulated(loaded, made.change, progress, folder, is_changed=changed, max_s=max_seconds)
+        for side in (recording, recording.peer):
+            if side is not None:
+                side.origin = origin_of(plugin)
         if verdict.kind == "pass":
             tell_unfired(made.unfired())
         return conclude(

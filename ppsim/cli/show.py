@@ -27,7 +27,7 @@ def show(
     as_json: JsonOption = False,
 ) -> int:
     """Show a saved run."""
-    from ppsim.recording.folder import find_recording, incomplete, open_run, read_verdict
+    from ppsim.recording.folder import find_recording, incomplete, open_run, read_verdict, stand_lines
 
     whole = open_run(run)
     recording = side_of(whole, side)
@@ -55,6 +55,10 @@ def show(
         say(line)
     if verdict.message and verdict.kind != "pass":
         print(verdict.message)
+    if recording.world == "exec" and verdict.kind != "pass":
+        for line in (*recording.cuts, *stand_lines(recording.stands)):
+            if line not in verdict.message:
+                print(line)
     return EXIT_PASS
 
 

@@ -51,6 +51,14 @@ class Endpoint:
         """Messages put aside; zero at the end of an iteration in the basic loops (invariant 36)."""
         return sum(len(queue) for queue in self._inbox.values())
 
+    def put_aside(self) -> list[tuple[int, str, list[int]]]:
+        """The messages in the inbox, for reports: (sender, kind, iterations in order)."""
+        return [
+            (src, kind.value, [message.iteration for message in queue])
+            for (src, _, kind), queue in self._inbox.items()
+            if queue
+        ]
+
     def send(self, dst: int, message: Message, paired: bool = False) -> Effects[Work]:
         return send(dst, message, paired)
 

@@ -10,11 +10,13 @@ cannot disagree about what a record says.
 from __future__ import annotations
 
 import json
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, TypeAlias
 
 from ppsim.core.effects import Decision, Harvest
+from ppsim.core.tokens import WIDTH, TokenBytes
 from ppsim.recording.schema import Ingested, InputRecord, Message, TimedReply
 
 Check: TypeAlias = Callable[[Any], Any]
@@ -88,6 +90,17 @@ def input_row(value: Any) -> InputRecord:
     return InputRecord(*row(string, string, integer, string, settings)(value))
 
 
+def packed(value: Any) -> bytes:
+    """Packed tokens (``ppsim.core.tokens``) as base64."""
+    try:
+        tokens = b64decode(string(value).encode("ascii"), validate=True)
+    except ValueError:
+        raise TypeError("packed tokens in base64") from None
+    if len(tokens) % WIDTH:
+        raise TypeError(f"packed tokens of {WIDTH} bytes each in base64")
+    return tokens
+
+
 REPLY = row(string, string, many(integer), integer, string)
 
 SHAPES: dict[str, tuple[tuple[str, Check], ...]] = {
@@ -146,9 +159,21 @@ SHAPES: dict[str, tuple[tuple[str, Check], ...]] = {
         ("since_ns", optional(integer)),
     ),
     "warning": (("message", string),),
-    "end": (("num_lines", integer), ("digest", string)),
+    "prompt": (("digest", string), ("tokens", packed)),
+    "refusal": (("rid", string), ("num_failing", integer), ("behind", integer)),
+    "left": (
+        ("rank", integer),
+        ("dst", integer),
+        ("kind", string),
+        ("iteration", integer),
+        ("leaves_ns", integer),
+        ("sent_ns", integer),
+    ),
+    "came": (("rank", integer), ("src", integer), ("kind", string), ("iteration", integer), ("arrival_ns", integer)),
+    "sum": (("num_lines", integer), ("digest", string)),
+    "end": (("num_lines", integer), ("digest", string), ("text_digest", string)),
 }
-NUM_OPTIONAL = {"decision": 1}
+NUM_OPTIONAL = {"decision": 1, "end": 1}
 """Last fields of a record that are left out where they are empty: older recordings have none of them."""
 
 
@@ -199,6 +224,11 @@ def ingested_fields(i: Ingested) -> tuple[object, ...]:
 def reply_fields(r: TimedReply) -> tuple[object, ...]:
     """A reply without its time and iteration: those stand once for all replies that leave together."""
     return (r.rid, r.status, r.token_ids, r.num_output_tokens, r.reason)
+
+
+def prompt_line(digest: str, tokens: TokenBytes) -> str:
+    """The line of a prompt."""
+    return line_of("prompt", digest, b64encode(tokens).decode("ascii"))
 
 
 def line_of(kind: str, *fields: object) -> str:

@@ -12,18 +12,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ppsim.errors import UsageError
+from ppsim.core.outcome import Stand
+from ppsim.errors import EXIT_UNKNOWN, UsageError
 from ppsim.parsing import parse_json
+from ppsim.recording.rank_file import assemble, discard_ranks, has_ranks
 from ppsim.recording.reader import RecordingError, read_recording
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import Verdict
+from ppsim.recording.standing import read_standing
 from ppsim.recording.writer import write_recording
 
 RUNS = Path("runs")
@@ -52,7 +55,7 @@ def prepare_folder(out: str | None, name: str, seed: int) -> RunFolder:
     replaces = False
     if path.is_dir():
         there = [file for file in FILES if (path / file).exists()]
-        replaces = RECORDING in there and VERDICT in there
+        replaces = (RECORDING in there and VERDICT in there) or has_ranks(path)
         if there and not replaces:
             raise UsageError(f"--out {out}: holds a {there[0]} that is not part of a run; choose another folder")
     make(path)
@@ -122,21 +125,27 @@ def make(path: Path) -> None:
         raise UsageError(f"run folder {path}: cannot be made: {error.strerror}; choose one with --out") from None
 
 
+def write_config(path: Path, config: Mapping[str, Any]) -> None:
+    """The resolved scenario of a run. Raises UsageError if it cannot be written."""
+    import tomli_w
+
+    put_text(path / CONFIG, tomli_w.dumps(without_none(config)))
+
+
 def write_run(
     folder: RunFolder, config: Mapping[str, Any], recording: Recording, summary: Mapping[str, Any], verdict: Verdict
 ) -> None:
     """Fill the folder. Raises UsageError if it cannot be written."""
-    import tomli_w
-
     path = folder.path
+    put_text(path / VERDICT, json_text(verdict._asdict()))  # short, and worth most where the rest finds no room
     write_recording(recording, path / RECORDING, summary["digest"])
     if recording.peer is not None:
         write_recording(recording.peer, path / PEER, summary["prefill"]["digest"])
     else:
         (path / PEER).unlink(missing_ok=True)
-    put_text(path / CONFIG, tomli_w.dumps(without_none(config)))
+    write_config(path, config)
     put_text(path / SUMMARY, json_text(summary))
-    put_text(path / VERDICT, json_text(verdict._asdict()))
+    discard_ranks(path)  # all of it is in the recording now
     if path.parent == RUNS:
         point_latest(path)
 
@@ -190,6 +199,8 @@ def find_run(run: str) -> Path:
             path = path.parent / path.read_text(encoding="utf-8").strip()
         if path.is_dir() or path.is_file():
             return path
+        if path.name == RECORDING and has_ranks(path.parent):
+            return path
     raise UsageError(f"run {run!r} does not exist: give a run folder, a recording file, or a name below {RUNS}/")
 
 
@@ -198,7 +209,7 @@ def find_recording(run: str) -> Path:
     path = find_run(run)
     if path.is_dir():
         path = path / RECORDING
-        if not path.is_file():
+        if not path.is_file() and not has_ranks(path.parent):
             why = incomplete(path.parent)
             if why:
                 raise UsageError(f"{path.parent} has no {RECORDING}: {why}")
@@ -207,13 +218,37 @@ def find_recording(run: str) -> Path:
 
 
 def open_run(run: str) -> Recording:
-    """The recording of a run folder or recording file. Raises UsageError for anything unreadable."""
+    """The recording of a run folder or recording file. Raises UsageError for anything unreadable.
+
+    Of a run that goes on, or whose every process was killed, what its ranks' files hold (``rank_file.py``).
+    """
     path = find_recording(run)
+    if not path.is_file():
+        recording = assemble(path.parent)
+        recording.stands = read_standing(path.parent)
+        return recording
     recording = read_recording(path)
     peer = path.with_name(PEER)
     if path.name == RECORDING and peer.is_file():
         recording.peer = read_recording(peer)
     return recording
+
+
+def not_ended(folder: Path) -> Verdict:
+    """Of a run without an end: what each rank was doing when it was last heard of."""
+    lines = [incomplete(folder) or UNDER_WAY, *stand_lines(read_standing(folder))]
+    return Verdict("unknown", EXIT_UNKNOWN, "\n".join(lines))
+
+
+def stand_lines(stands: Sequence[Stand]) -> list[str]:
+    """Where each rank ended, a line each."""
+    found = []
+    for stand in stands:
+        place = "before its first iteration" if stand.iteration < 0 else f"in iteration {stand.iteration}"
+        slot = "" if stand.slot is None else f", slot {stand.slot}"
+        peer = "" if stand.waits_for is None else f", for rank {stand.waits_for}"
+        found.append(f"  rank {stand.rank} ended {place}{slot}: {stand.doing}{peer}")
+    return found
 
 
 def read_verdict(run: str) -> Verdict:
@@ -223,6 +258,8 @@ def read_verdict(run: str) -> Verdict:
         fields = parse_json(path.read_text(encoding="utf-8"))
         return Verdict(**fields)
     except FileNotFoundError:
+        if has_ranks(path.parent):
+            return not_ended(path.parent)
         return Verdict("unknown", 5, f"{path} is missing")
     except (OSError, ValueError, TypeError) as error:
         raise RecordingError(str(path), 0, f"is not a verdict: {error}") from None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,16 @@ from ppsim.recording.codec import BadField, messages_of, parse_row, visits_of
 from ppsim.recording.digest import run_digest
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import (
+    READABLE,
     SCHEMA,
-    SCHEMA_VERSION,
     Arrival,
+    Came,
     Ingested,
+    Left,
     Mark,
     Observed,
+    Origin,
+    Refused,
     Sampled,
     Span,
     Stand,
@@ -59,15 +64,16 @@ def read_lines(path: str, source: Iterator[str]) -> Recording:
         raise RecordingError(path, 0, "is empty, expected a recording")
     recording = read_header(path, head)
     put = Placer(recording)
-    number = 1
+    number, text = 1, blake2b(head.encode("ascii"), digest_size=8)
     end: list[Any] | None = None
     for number, line in enumerate(source, 2):
         if end is not None:
             raise RecordingError(path, number, "text after the end record; two recordings in one file?")
         kind, fields = read_row(path, number, line)
         if kind == "end":
-            end = fields
+            end = [*fields, text.hexdigest()]
             continue
+        text.update(line.encode("ascii"))
         try:
             put(kind, fields)
         except LookupError as error:
@@ -98,10 +104,9 @@ def read_header(path: str, line: str) -> Recording:
         head = None
     if not isinstance(head, dict) or head.get("format") != SCHEMA:
         raise RecordingError(path, 1, f'is not a recording: expected a header with "format":"{SCHEMA}"')
-    if head.get("version") != SCHEMA_VERSION:
-        raise RecordingError(
-            path, 1, f"has schema version {head.get('version')!r}, this ppsim reads version {SCHEMA_VERSION}"
-        )
+    if head.get("version") not in READABLE or type(head["version"]) is not int:
+        known = " and ".join(map(str, READABLE))
+        raise RecordingError(path, 1, f"has schema version {head.get('version')!r}, this ppsim reads version {known}")
     for key, kind in (("name", str), ("seed", int), ("world", str), ("pp_size", int), ("tp_replicas", int)):
         if type(head.get(key)) is not kind:
             raise RecordingError(path, 1, f"header field {key!r}: expected {kind.__name__}, got {head.get(key)!r}")
@@ -113,18 +118,33 @@ def read_header(path: str, line: str) -> Recording:
     recording.concurrency = head.get("concurrency", 0)
     if type(recording.concurrency) is not int or recording.concurrency < 0:
         raise RecordingError(path, 1, f"header field 'concurrency': expected a number, got {recording.concurrency!r}")
+    recording.origin = read_origin(path, head)
     return recording
+
+
+def read_origin(path: str, head: dict[str, Any]) -> Origin:
+    """What the run was made with; older recordings tell nothing."""
+    fields = (head.get("ppsim", ""), head.get("changes", []), head.get("plugin"), head.get("plugin_digest"))
+    version, changes, plugin, digest = fields
+    is_list = isinstance(changes, list) and all(isinstance(name, str) for name in changes)
+    if not (isinstance(version, str) and is_list and isinstance(plugin, str | None) and isinstance(digest, str | None)):
+        raise RecordingError(path, 1, f"header: ppsim, changes, plugin, plugin_digest cannot be {fields!r}")
+    return Origin(version, tuple(changes), plugin, digest)
 
 
 def check_end(path: str, number: int, end: list[Any] | None, recording: Recording) -> None:
     if end is None:
         raise RecordingError(path, number, "the end record is missing: the recording is not complete")
-    num_lines, digest = end
+    num_lines, digest, *texts = end
     if num_lines != number - 1:
         raise RecordingError(path, number, f"the end record counts {num_lines} lines before it, found {number - 1}")
     found = run_digest(recording)
     if digest != found:
         raise RecordingError(path, number, f"the records have digest {found}, the end record says {digest}: edited?")
+    if texts[0] != texts[-1]:  # an older file has none of its own
+        raise RecordingError(
+            path, number, f"the lines have digest {texts[-1]}, the end record says {texts[0]}: edited?"
+        )
 
 
 class Placer:
@@ -148,6 +168,10 @@ class Placer:
             "mark": lambda *f: recording.marks.append(Mark(*f)),
             "stand": self.stand,
             "warning": recording.warnings.append,
+            "prompt": recording.prompt,
+            "refusal": lambda *f: recording.refusals.append(Refused(*f)),
+            "left": lambda rank, *f: recording.left[self.rank(rank)].append(Left(*f)),
+            "came": lambda rank, *f: recording.came[self.rank(rank)].append(Came(*f)),
         }
 
     def __call__(self, kind: str, fields: list[Any]) -> None:

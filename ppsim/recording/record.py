@@ -14,13 +14,18 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from ppsim.core.effects import Decision, Harvest, Reply
-from ppsim.core.messages import Input
+from ppsim.core.messages import Input, NewRequest
+from ppsim.core.tokens import TokenBytes
 from ppsim.recording.schema import (
     Arrival,
+    Came,
     Ingested,
+    Left,
     Mark,
     Message,
     Observed,
+    Origin,
+    Refused,
     Sampled,
     Span,
     Stand,
@@ -57,6 +62,13 @@ class Recording:
         self.marks: list[Mark] = []  # in order of time; disaggregation only
         self.stands: list[Stand] = []  # of a run that failed: one a rank
         self.concurrency = 0  # clients of a closed loop; 0: requests came when they came
+        self.origin = Origin()
+        self.keeps_prompts = False  # whether prompts are kept whole; else the scenario makes them again
+        self.prompts: dict[str, TokenBytes] = {}  # by digest
+        self.refusals: list[Refused] = []
+        self.left: list[list[Left]] = [[] for _ in range(num_ranks)]  # real ranks: halves of messages, each its own
+        self.came: list[list[Came]] = [[] for _ in range(num_ranks)]
+        self.cuts: list[str] = []  # of what was read: files that end before their rank did, a sentence each
         self.peer: Recording | None = None  # two pipelines: of the decode side, the prefill side
 
     @property
@@ -99,7 +111,26 @@ class Recording:
         """The first rank read these inputs. Nothing is recorded where there were none."""
         if inputs:
             records = tuple(input_record(item) for item in inputs)
+            for item, record in zip(inputs, records) if self.keeps_prompts else ():
+                if isinstance(item, NewRequest) and record.prompt_digest:
+                    self.prompt(record.prompt_digest, item.prompt)
             self.ingestions.append(Ingested(iteration, time_ns, records, tuple(inputs)))
+
+    def prompt(self, digest: str, tokens: TokenBytes) -> None:
+        """A prompt, kept once."""
+        self.prompts.setdefault(digest, tokens)
+
+    def visited(self, rank: int, time_ns: int) -> None:
+        """A rank decides its next iteration."""
+        self.visits[rank].append(time_ns)
+
+    def has_left(self, rank: int, left: Left) -> None:
+        """A rank's send of device data is over."""
+        self.left[rank].append(left)
+
+    def has_come(self, rank: int, came: Came) -> None:
+        """A rank has received device data."""
+        self.came[rank].append(came)
 
     def reply(self, time_ns: int, reply: Reply) -> None:
         """A reply left the first rank. It belongs to the iteration that the first rank decided last."""
@@ -115,6 +146,12 @@ class Recording:
         """Tokens that the last rank sampled for the batch launched in ``iteration``."""
         self.samples.append(Sampled(iteration, slot, token_ids))
 
+    def flush(self) -> None:
+        """What was recorded so far should be where it cannot be lost. A recording in memory alone has no such place."""
+
+    def close(self) -> None:
+        """The rank has ended by itself: nothing follows."""
+
     def absorb(self, rank: int, part: Recording) -> None:
         """Take over what ``part``, made by the process of one rank, holds about ``rank``; from rank 0 also the rest.
 
@@ -126,13 +163,34 @@ class Recording:
             self.harvest(rank, harvest)
         self.observations[rank].extend(part.observations[rank])
         self.spans[rank].extend(part.spans[rank])
+        self.visits[rank].extend(part.visits[rank])
+        self.left[rank].extend(part.left[rank])
+        self.came[rank].extend(part.came[rank])
+        self.cuts.extend(part.cuts)
         if rank == 0:
+            self.prompts.update(part.prompts)
+            self.refusals.extend(part.refusals)
             self.arrivals.extend(part.arrivals)
             self.ingestions.extend(part.ingestions)
             self.replies.extend(part.replies)
         self.samples.extend(part.samples)
         for message in part.warnings:
             self.warn(message)
+
+    def join_messages(self) -> None:
+        """Make messages of what left one rank and came to another; what is still on its way makes none."""
+        departures = {
+            (src, left.dst, left.kind, left.iteration): left for src, mine in enumerate(self.left) for left in mine
+        }
+        for dst, mine in enumerate(self.came):
+            for came in mine:
+                left = departures.get((came.src, dst, came.kind, came.iteration))
+                if left is not None:
+                    leaves_ns = min(left.leaves_ns, came.arrival_ns)
+                    sent_ns = max(leaves_ns, min(left.sent_ns, came.arrival_ns))
+                    self.message(came.src, dst, came.kind, came.iteration, leaves_ns, sent_ns, came.arrival_ns)
+        self.left = [[] for _ in range(self.num_ranks)]
+        self.came = [[] for _ in range(self.num_ranks)]
 
     def warn_of_ignored_aborts(self, num_ignored: int) -> None:
         """Aborts that found nobody did nothing and were counted, alike on all ranks; the user is told once."""

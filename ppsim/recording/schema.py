@@ -21,7 +21,49 @@ from ppsim.core.outcome import Verdict as Verdict
 from ppsim.core.tokens import count
 
 SCHEMA = "ppsim-recording"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+READABLE = (1, 2)
+"""Versions that the reader takes. 2 added: prompts, refusals, the origin in the header, a digest over the text; and
+the files of single ranks (``rank_file.py``)."""
+
+
+class Origin(NamedTuple):
+    """What a run was made with, besides its scenario. A replay needs the same."""
+
+    version: str = ""  # of ppsim; empty: not told
+    changes: tuple[str, ...] = ()  # planted bugs and classes (module:Class) besides those of the scenario
+    plugin: str | None = None  # path of the file
+    plugin_digest: str | None = None  # of its text
+
+
+UNTOLD = Origin()
+
+
+class Refused(NamedTuple):
+    """The world refused memory to launches of ``rid`` that admission had counted on: so often, behind so many."""
+
+    rid: str
+    num_failing: int
+    behind: int
+
+
+class Left(NamedTuple):
+    """A rank of the real world sent device data: it was posted at leaves_ns, and the send was over at sent_ns."""
+
+    dst: int
+    kind: str
+    iteration: int
+    leaves_ns: int
+    sent_ns: int
+
+
+class Came(NamedTuple):
+    """A rank of the real world has received device data. With the sender's ``Left`` it makes a ``Message``."""
+
+    src: int
+    kind: str
+    iteration: int
+    arrival_ns: int
 
 
 class Arrival(NamedTuple):
@@ -106,6 +148,10 @@ class Observed(NamedTuple):
     what: str
     keys: tuple[str, ...]
     values: tuple[int, ...]
+
+
+WALL_CLOCK = "wall_clock"
+"""The word of an ``Observed`` that no rank has asked for by an effect: a policy has read its rank's clock, in ns."""
 
 
 class Mark(NamedTuple):

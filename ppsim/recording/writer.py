@@ -8,7 +8,10 @@ Ranks that decided alike are written once: ``["same", rank, kind, first, count]`
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from hashlib import blake2b
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,6 +23,7 @@ from ppsim.recording.codec import (
     ingested_fields,
     line_of,
     message_lines,
+    prompt_line,
     reply_lines,
     text_of,
     visit_lines,
@@ -34,14 +38,20 @@ T = TypeVar("T", Decision, Harvest)
 def write_recording(recording: Recording, path: Path, digest: str | None = None) -> None:
     """Write the file. ``digest`` is the run's where it is known. Raises UsageError if the place cannot be written."""
     digest = digest or run_digest(recording)
-    num_lines = 0
+    num_lines, text = 0, blake2b(digest_size=8)
+    fresh = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        with path.open("w", encoding="ascii", newline="\n") as out:
+        with fresh.open("wb") as out:
             for line in lines(recording):
-                out.write(line + "\n")
+                row = line.encode("ascii") + b"\n"
+                text.update(row)
+                out.write(row)
                 num_lines += 1
-            out.write(line_of("end", num_lines, digest) + "\n")
+            out.write(line_of("end", num_lines, digest, text.hexdigest()).encode("ascii") + b"\n")
+        os.replace(fresh, path)  # whole, or not there: half a file takes nobody's place
     except OSError as error:
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
         raise UsageError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
@@ -52,6 +62,10 @@ def lines(recording: Recording) -> Iterator[str]:
         yield line_of("warning", message)
     for arrival in recording.arrivals:
         yield line_of("arrival", *arrival)
+    for refused in recording.refusals:
+        yield line_of("refusal", *refused)
+    for known, tokens in recording.prompts.items():
+        yield prompt_line(known, tokens)
     for ingested in recording.ingestions:
         yield line_of("ingested", *ingested_fields(ingested))
     for rank in range(recording.num_ranks):
@@ -75,7 +89,13 @@ def lines(recording: Recording) -> Iterator[str]:
 
 
 def header_line(recording: Recording) -> str:
-    return text_of(
+    return text_of(header(recording))
+
+
+def header(recording: Recording) -> dict[str, object]:
+    """What stands in the first line. What a run was made with stands there where there is something to tell."""
+    origin = recording.origin
+    return (
         {
             "format": SCHEMA,
             "version": SCHEMA_VERSION,
@@ -86,6 +106,9 @@ def header_line(recording: Recording) -> str:
             "tp_replicas": recording.tp_replicas,
             **({"concurrency": recording.concurrency} if recording.concurrency else {}),
         }
+        | ({"ppsim": origin.version} if origin.version else {})
+        | ({"changes": origin.changes} if origin.changes else {})
+        | ({"plugin": origin.plugin, "plugin_digest": origin.plugin_digest} if origin.plugin is not None else {})
     )
 
 

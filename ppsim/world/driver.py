@@ -30,6 +30,7 @@ from ppsim.core.observations import CopyKey
 from ppsim.core.rank import Rank
 from ppsim.core.tokens import count
 from ppsim.cost.stage import StageCost
+from ppsim.recording.schema import WALL_CLOCK
 from ppsim.scenario.hicache import local_host_tokens
 from ppsim.scenario.tree import Scenario
 from ppsim.workload.clients import Sent
@@ -66,7 +67,7 @@ class SimulatedRank:
         self.local_capacity = allocated(setting, self.rank_id, local_capacity)
         self.skew_ms = clock_skew_ms(setting, self.rank_id)
         self.refusals = Refusals(setting.failing)
-        rank.policy.wall_clock_ns, rank.refusals = self.wall_clock_ns, self.refusals.left
+        rank.policy.wall_clock_ns, rank.refusals = self._own_clock, self.refusals.left
         self.tiers = Tiers(self) if setting.scenario.hicache.enabled else None
         self.observers = Observers()
         self.observers.before(Bound(self).counts)
@@ -151,6 +152,12 @@ class SimulatedRank:
     def wall_clock_ns(self) -> int:
         """What this rank's clock shows."""
         return self.now + self.skew_ms * NS_PER_MS
+
+    def _own_clock(self) -> int:
+        """For a policy that looks at the clock although it should not: recorded like any other look."""
+        now_ns = self.wall_clock_ns()
+        self.setting.recording.observed(self.rank_id, self.rank.iteration, WALL_CLOCK, (), (now_ns,))
+        return now_ns
 
     def wake(self) -> None:
         """Try the blocked effect again."""

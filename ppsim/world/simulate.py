@@ -19,6 +19,7 @@ from ppsim.core.tokens import count
 from ppsim.errors import EXIT_UNKNOWN
 from ppsim.plugin import load
 from ppsim.recording import PASS, Recording, Verdict
+from ppsim.recording.schema import Refused
 from ppsim.scenario.fit import check_requests_fit
 from ppsim.scenario.layers import hidden_bytes_per_token
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
@@ -163,6 +164,8 @@ def prepare(
         len(workload.arrivals),
         progress,
     )
+    refused = failing(workload, scenario.chance, choices)
+    recording.refusals = [Refused(rid, *refusal) for rid, refusal in refused.items()]
     return Setting(
         scenario=scenario,
         cost=stage_cost(scenario),
@@ -174,7 +177,7 @@ def prepare(
         watch=watch,
         facts=Facts(scenario.observations, choices),
         marks=None if scenario.disaggregation.role == "plain" else Marks(cluster.pp_size * cluster.tp_replicas),
-        failing=failing(workload, scenario.chance, choices),
+        failing=refused,
         store_lag_ns=round(scenario.disaggregation.store_lag_us * 1000),
         scripted=read_when_they_arrive(workload, at_times, given),
     )

@@ -1,0 +1,96 @@
+"""What recording costs a real run, and how long a run of N iterations takes to read and to replay.
+
+    python -m bench.bench_replay replay    [--iterations 10000]   a simulated run: seconds of CPU to make, read, replay
+    python -m bench.bench_replay overhead  [--rounds 5]           real ranks: CPU of what recording does in an iteration
+
+``overhead`` runs the scenario of the tests, the smallest model there is, so the share of recording is the largest there
+is: every call of a rank's file is timed on the CPU clock of its process, and held against the CPU of the whole loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ppsim.plugin import load
+from ppsim.recording.agreement import disagreement
+from ppsim.recording.reader import read_recording
+from ppsim.recording.writer import write_recording
+from ppsim.scenario import Scenario
+from ppsim.world import simulate
+from ppsim.world.replayed import replay
+from tests.executor.small import small_scenario
+
+LENGTHS = {"input_length": {"kind": "fixed", "value": 30}, "output_length": {"kind": "fixed", "value": 8}}
+
+
+def one_by_one(num_requests: int) -> Scenario:
+    """A scenario of about 14 iterations a request on two ranks."""
+    work = {"source": "generated", "num_requests": num_requests, "concurrency": 1, **LENGTHS}
+    return small_scenario(workload=work)
+
+
+def timed(what: str, do: Callable[[], Any]) -> Any:
+    began, cpu = time.perf_counter(), time.process_time()
+    result = do()
+    wall, used = time.perf_counter() - began, time.process_time() - cpu
+    print(f"{what:<22} {used:7.2f} s of CPU  {wall:7.2f} s", flush=True)
+    return result
+
+
+def measure_replay(num_iterations: int) -> None:
+    scenario = one_by_one(max(1, num_iterations // 13))
+    recorded = timed("simulate", lambda: simulate(scenario)).recording
+    print(f"iterations {len(recorded.decisions[0])}, ranks {recorded.num_ranks}")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "recording.jsonl"
+        timed("write", lambda: write_recording(recorded, path))
+        print(f"bytes {path.stat().st_size}")
+        again = timed("read", lambda: read_recording(path))
+    ((_, mine, out),) = timed("replay", lambda: replay(again, scenario, load().change))
+    found = timed("compare", lambda: disagreement(mine, out.recording, is_whole=True))
+    print("equal" if found is None else f"different: {found}")
+
+
+def measure_overhead(rounds: int) -> None:
+    from executor.launch import execute
+
+    multiprocessing.set_forkserver_preload(["bench.bench_replay", "executor.serve"])
+    shares = []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory() as folder:
+            execute(
+                one_by_one(20),
+                start_method="forkserver",
+                folder=Path(folder),
+                changes=("bench.bench_replay:Timed",),
+            )
+            for path in sorted(Path(folder).glob("cpu-*.json")):
+                told = json.loads(path.read_text())
+                shares.append(told["recording_s"] / told["loop_s"])
+                print(f"{path.stem}: {told}  {100 * shares[-1]:.2f} %", flush=True)
+    shares.sort()
+    print(f"share of recording: median {100 * shares[len(shares) // 2]:.2f} %, most {100 * shares[-1]:.2f} %")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("replay", "overhead"))
+    parser.add_argument("--iterations", type=int, default=10_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    asked = parser.parse_args()
+    if asked.what == "replay":
+        measure_replay(asked.iterations)
+    else:
+        measure_overhead(asked.rounds)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,239 @@
+"""Law: whatever ends a real run leaves what it recorded, says where each rank ended, and can be replayed that far."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+pytest.importorskip("torch", reason="the executor extra is not installed")
+
+from executor.launch import ExecutionResult, execute
+from ppsim.check.progress import wait_cycle
+from ppsim.cli.entry import app
+from ppsim.cli.outcome import keep_what_there_is
+from ppsim.core.effects import Effects
+from ppsim.core.loop import Loop
+from ppsim.core.messages import Check, Lane
+from ppsim.core.rank import Plan, Rank
+from ppsim.errors import PpsimError, RankDied
+from ppsim.plugin import load
+from ppsim.plugin.plans import behind
+from ppsim.recording import Recording
+from ppsim.recording.agreement import disagreement
+from ppsim.recording.diff import first_difference
+from ppsim.recording.folder import RunFolder, open_run, read_verdict
+from ppsim.recording.rank_file import CannotRecord, RankFile, assemble, rank_path, read_rank, read_records
+from ppsim.recording.reader import RecordingError
+from ppsim.recording.standing import read_standing
+from ppsim.scenario import Scenario
+from ppsim.world.replayed import replay
+from tests.executor.small import small_scenario
+from tests.executor.test_launch import ROOT, Killer, endless, is_alive, wait_until
+
+
+def ppsim(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def shared_memory() -> set[str]:
+    place = Path("/dev/shm")
+    return {path.name for path in place.iterdir()} if place.is_dir() else set()
+
+
+def replays(folder: Path, scenario: Scenario, *changes: str) -> tuple[Recording, Any]:
+    """What is on file is fed to the simulator: it makes every record that is there."""
+    recorded = open_run(str(folder))
+    ((_, mine, out),) = replay(recorded, scenario, load(changes).change)
+    assert disagreement(mine, out.recording, is_whole=False) is None
+    return recorded, out
+
+
+@pytest.mark.parametrize(("victim", "delay_s"), [(0, 0.0), (1, 0.9), (0, 1.3)])
+def test_a_killed_rank_leaves_its_records_and_what_it_was_doing(victim: int, delay_s: float, tmp_path: Path) -> None:
+    before = shared_memory()
+    scenario = endless(2)
+    killer = Killer(2, victim, delay_s)
+    killer.start()
+    with pytest.raises(RankDied) as caught:
+        execute(scenario, start_method="forkserver", folder=tmp_path)
+    keep_what_there_is(RunFolder(tmp_path), caught.value)
+    assert time.monotonic() - killer.killed_at < 10
+    assert not [pid for pid in killer.pids.values() if is_alive(pid)]
+    assert shared_memory() <= before
+    verdict = read_verdict(str(tmp_path))
+    assert (verdict.kind, verdict.exit_code, verdict.rank) == ("fail", 3, victim)
+    assert f"rank {victim} of 2 was killed by signal 9 (SIGKILL) while it was " in verdict.message
+    recorded, _ = replays(tmp_path, scenario)
+    assert [stand.rank for stand in recorded.stands] == [0, 1]
+    shown = ppsim("show", str(tmp_path))
+    assert shown.exit_code == 0, shown.output
+    assert f"rank {victim} ended " in shown.stdout
+    assert ppsim("diff", str(tmp_path), str(tmp_path)).exit_code == 0
+    if any(recorded.spans):
+        assert ppsim("plot", str(tmp_path)).exit_code == 0
+
+
+def test_killing_the_launcher_and_all_ranks_at_once_leaves_the_files_of_the_ranks(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom pathlib import Path\n"
+        "from executor.launch import execute\n"
+        "from tests.executor.test_launch import endless\n"
+        f"execute(endless(2), folder=Path({str(tmp_path)!r}))\n"
+    )
+    path = rank_path(tmp_path, 0)
+    with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, start_new_session=True) as launcher:
+        try:
+            wait_until(lambda: path.is_file() and len(read_rank(path).decisions[0]) > 9, 60)
+        finally:
+            os.killpg(launcher.pid, signal.SIGKILL)
+    recorded, _ = replays(tmp_path, endless(2))
+    assert len(recorded.decisions[0]) > 9
+    verdict = read_verdict(str(tmp_path))
+    assert (verdict.kind, verdict.exit_code) == ("unknown", 5)
+    shown = ppsim("show", str(tmp_path))
+    assert shown.exit_code == 0, shown.output
+    assert "rank 0 ended in iteration" in shown.stdout
+    assert "rank 1 ended in iteration" in shown.stdout
+    assert "rank 0 was cut short: its file ends with line" in shown.stdout
+    done = ppsim("replay", str(tmp_path))
+    assert (done.exit_code, "equal: every record of every rank, as far as it goes" in done.stdout) == (0, True)
+    path = rank_path(tmp_path, 1)
+    text = path.read_bytes()
+    path.write_bytes(text[: len(text) * 2 // 3])  # in the middle of a line
+    assert ppsim("replay", str(tmp_path)).exit_code == 0
+    path.write_bytes(text.replace(b'"decode"', b'"extend"', 1))
+    assert ppsim("replay", str(tmp_path)).exit_code in (2, 4)  # told by the sum, or as a difference
+
+
+class WaitsForNothing(Loop):
+    """The last rank waits for a message that nobody sends."""
+
+    def plan(self) -> Plan:
+        return behind(super().plan(), "launch_batch", waits_for_nothing)
+
+
+def waits_for_nothing(rank: Rank) -> Effects[None]:
+    if rank.config.pp_rank == 1 and rank.iteration == 3:
+        yield from rank.link.receive(Check, 0, Lane.CHECK, rank.iteration, rank.slot)
+
+
+def long_request() -> Scenario:
+    requests = [{"rid": "R1", "at_iteration": 0, "prompt": 20, "output": 30}]
+    return small_scenario(workload={"source": "requests", "requests": requests})
+
+
+def test_a_hang_on_processes_replays_to_the_same_wait_for_cycle(tmp_path: Path) -> None:
+    mine = f"{__name__}:WaitsForNothing"
+    result = execute(long_request(), start_method="forkserver", folder=tmp_path, changes=(mine,), stall_s=1.0)
+    assert result.verdict.kind == "fail"
+    assert "deadlock: " in result.verdict.message
+    there = wait_cycle({stand.rank: stand.waits_for for stand in result.recording.stands})
+    recorded, out = replays(tmp_path, long_request(), mine)
+    assert recorded.origin.changes == (mine,)
+    assert out.verdict.exit_code == 3
+    assert wait_cycle({stand.rank: stand.waits_for for stand in out.recording.stands}) == there == (0, 1)
+    assert [(s.rank, s.iteration) for s in recorded.stands] == [(s.rank, s.iteration) for s in out.recording.stands]
+    done = ppsim("replay", str(tmp_path))
+    assert done.exit_code == 3, done.output
+    assert "recorded wait-for cycle: 0 -> 1 -> 0; the same in the replay" in done.stdout
+
+
+class Raises(Loop):
+    """A rank raises in the middle of a run."""
+
+    def plan(self) -> Plan:
+        return behind(super().plan(), "launch_batch", raises)
+
+
+def raises(rank: Rank) -> Iterator[Any]:
+    if rank.iteration == 6 and rank.config.pp_rank == 1:
+        raise ZeroDivisionError("of this test")
+    yield from ()
+
+
+def test_an_exception_leaves_all_records_before_it(tmp_path: Path) -> None:
+    mine = f"{__name__}:Raises"
+    with pytest.raises(PpsimError) as caught:
+        execute(long_request(), start_method="forkserver", folder=tmp_path, changes=(mine,))
+    keep_what_there_is(RunFolder(tmp_path), caught.value)
+    recorded, _ = replays(tmp_path, long_request(), mine)
+    assert len(recorded.decisions[1]) == 7
+    assert "ZeroDivisionError" in read_verdict(str(tmp_path)).message
+
+
+def test_a_whole_run_is_on_file_as_it_is_in_memory(tmp_path: Path) -> None:
+    """Aborted in flight, with its sampled tokens; then nothing but the files is read."""
+    requests = [
+        {"rid": "R1", "at_iteration": 0, "prompt": 20, "output": 30},
+        {"rid": "R2", "at_iteration": 1, "prompt": 9, "output": 5},
+    ]
+    work = {"source": "requests", "requests": requests, "aborts": [{"rid": "R1", "at_iteration": 7}]}
+    scenario = small_scenario(workload=work)
+    kept: ExecutionResult = execute(scenario, start_method="forkserver", folder=tmp_path)
+    assert kept.verdict.kind == "pass", kept.verdict.message
+    recorded = assemble(tmp_path)
+    assert recorded.cuts == []
+    assert first_difference(recorded, kept.recording, times=True) is None
+    assert [r.status for r in recorded.replies if r.rid == "R1"][-1] == "aborted"
+    assert len(recorded.samples) == sum(bool(d.pieces) for d in recorded.decisions[1])
+    assert set(recorded.messages) == {(0, 1, "hidden"), (1, 0, "output"), (0, 1, "output")}
+    assert all(m.leaves_ns <= m.sent_ns <= m.arrival_ns for mine in recorded.messages.values() for m in mine)
+    assert [len(visits) for visits in recorded.visits] == [len(mine) for mine in recorded.decisions]
+    ((_, mine, out),) = replay(recorded, scenario, load().change)
+    assert disagreement(mine, out.recording, is_whole=True) is None
+    assert [stand.doing for stand in read_standing(tmp_path)] == ["done", "done"]
+
+
+# --- the file of a rank, without processes -------------------------------------------------------------------------
+
+
+def test_a_file_that_takes_no_more_is_told_and_keeps_what_it_has(tmp_path: Path) -> None:
+    with pytest.raises(CannotRecord, match=r"^/dev/full: cannot be written: No space left on device"):
+        RankFile(Path("/dev/full"), Recording(1), 0)
+    script = (
+        "import resource\nfrom pathlib import Path\n"
+        "from ppsim.recording import Recording\nfrom ppsim.recording.rank_file import CannotRecord, KeptRecording\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))\n"
+        f"r = KeptRecording(Recording(1), 0, Path({str(tmp_path / 'rank-0.jsonl')!r}))\n"
+        "try:\n    for i in range(1000):\n        r.sampled(i, 0, (i,))\n        r.flush()\n"
+        "except CannotRecord as error:\n    print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{tmp_path / 'rank-0.jsonl'}: cannot be written: File too large\n"
+    back = read_rank(tmp_path / "rank-0.jsonl")
+    assert [s.iteration for s in back.samples] == list(range(len(back.samples)))
+    assert len(back.samples) > 80
+    assert back.cuts == [f"rank 0 was cut short: its file ends with line {1 + len(back.samples)}"]
+
+
+def test_a_file_is_read_while_it_is_written_and_every_edit_before_a_sum_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    file = RankFile(path, Recording(1), 0)
+    for n in range(600):
+        file.add(json.dumps(["sampled", n, 0, [n]], separators=(",", ":")))
+        if n % 7 == 0:
+            file.flush()
+        if n == 300:
+            assert sum(kind == "sampled" for kind, _ in read_records(path)) == 295
+    file.close()
+    text = path.read_text()
+    assert read_rank(path).cuts == []
+    path.write_text(text.replace('["sampled",9,0,[9]]', '["sampled",9,0,[8]]'))
+    with pytest.raises(RecordingError, match="edited"):
+        read_rank(path)
+    path.write_text(text.replace('["sampled",9,0,[9]]\n', ""))
+    with pytest.raises(RecordingError, match="counts 2"):
+        read_rank(path)
+    path.write_text(text.replace('"rank":0', '"rank":null'))
+    with pytest.raises(RecordingError, match="header field 'rank': expected int"):
+        read_rank(path)
