@@ -35,6 +35,7 @@ from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Links, Scenario
 from ppsim.workload import Workload, build_workload
 from ppsim.workload.local_facts import Facts
+from ppsim.workload.refusals import Refusal, Refusals
 from ppsim.world.chance import decided
 from ppsim.world.choices import SeededChoices
 from ppsim.world.client import ReplayClient, Sampler
@@ -43,7 +44,6 @@ from ppsim.world.driver import BLOCKED, Pending, SimulatedRank
 from ppsim.world.ending import deadlock
 from ppsim.world.network import Network
 from ppsim.world.pair.sides import DECODE, PREFILL, one_side
-from ppsim.workload.refusals import Refusal, Refusals
 from ppsim.world.run_setting import Setting
 from ppsim.world.streams import Payload
 from ppsim.world.where_stuck import record_stands
