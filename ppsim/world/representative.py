@@ -97,9 +97,8 @@ class Representative:
         ]
         for k, stage in enumerate(self.stages):
             stage.before = self.stages[k - 1]
-        roles = {0: 0, self.num_ranks - 1: 2}
-        known: dict[int, Scripts] = {}
-        self.scripts = [known.setdefault(roles.get(k, 1), Scripts(configs[k])) for k in range(self.num_ranks)]
+        roles: dict[tuple[bool, bool, bool], Scripts] = {}  # what an order of effects may depend on
+        self.scripts = [roles.setdefault((c.is_first, c.is_last, c.pp_rank % 2 == 0), Scripts(c)) for c in configs]
         self.runs: list[dict[Shape, Run]] = [{} for _ in self.stages]
         self.descending = tuple(reversed(range(self.num_ranks)))
         odd_first = scenario.scheduler.exchange_order == "parity"
