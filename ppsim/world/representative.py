@@ -80,9 +80,7 @@ class Representative:
         self.num_ranks = scenario.cluster.pp_size
         self.client = setting.client
         assert isinstance(self.client, WorkloadClient)
-        self.capacities = [
-            allocated(setting, k, local_capacity_tokens(scenario, k)) for k in range(self.num_ranks)
-        ]
+        self.capacities = [allocated(setting, k, local_capacity_tokens(scenario, k)) for k in range(self.num_ranks)]
         configs = [rank_config(scenario, k) for k in range(self.num_ranks)]
         self.rank = UNCHANGED.rank(configs[0])
         self.refusals = Refusals(setting.failing)
@@ -217,8 +215,9 @@ class Representative:
         if i:
             self._wave(i - 1)
             self._forget(i)
-        if not effect.idle or client.by_iteration:
-            i = self._pass_empty(i)
+        before = -1
+        while i != before and (not effect.idle or client.by_iteration):
+            before, i = i, self._pass_empty(i, idle=effect.idle)
         inputs, first.host = client.ingest(i, effect.idle, first.host)
         recording = self.setting.recording
         if inputs:
@@ -229,8 +228,11 @@ class Representative:
         watch.ingested(i, inputs, effect.idle)
         return inputs
 
-    def _pass_empty(self, i: int) -> int:
-        """Pass visits of empty slots until something is due; the iteration at which the first rank stands then."""
+    def _pass_empty(self, i: int, *, idle: bool) -> int:
+        """Pass visits of empty slots until something is due; the iteration at which the first rank stands then.
+
+        ``idle``: nobody waits for anything meanwhile, so it is no livelock.
+        """
         num, passed = num_empty_visits(self.rank), 0
         if self.max_iterations:
             num = min(num, self.max_iterations - i)
@@ -243,7 +245,8 @@ class Representative:
             for decision, harvest in pass_empty_visits(self.rank, passed):
                 recording.decisions[0].append(decision)
                 recording.harvests[0].append(harvest)
-            self.setting.watch.passed(passed, i + passed)
+            if not idle:
+                self.setting.watch.passed(passed, i + passed)
         return i + passed
 
     def _forget(self, i: int) -> None:

@@ -205,4 +205,3 @@ class Played:
         was = slot.launched.iteration if slot.launched is not None else None
         self.journal.add(Reply("tell_harvested", "token"))
         return Harvest(iteration, slot.index, was, (), (), (), 0, 0)
-
