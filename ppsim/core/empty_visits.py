@@ -20,8 +20,8 @@ from ppsim.core.schedule.slots import Slot
 def num_empty_visits(rank: Rank) -> int:
     """How many visits from ``rank.iteration`` on are empty if no input comes: at most one of each slot.
 
-    For a first rank that stands before its look at the inputs of an iteration. 0 also where somebody else's code decides
-    (a policy, a role).
+    For a first rank that stands before its look at the inputs of an iteration. 0 also where the code of somebody else
+    decides (a policy, a role).
     """
     s, config = rank.scheduler, rank.config
     if s.waiting or s.chunked is not None or s.grammar_queue or s.journal.entries:

@@ -37,7 +37,7 @@ from ppsim.world.client import WorkloadClient
 from ppsim.world.refusals import Refusals
 from ppsim.world.scripts import BATCH, NOTHING, SILENT, Scripts, Shape, Unscripted, looks_back
 from ppsim.world.setting import Setting
-from ppsim.world.stage_times import CannotRepresent, Flight, StageTimes
+from ppsim.world.stage_times import NOTHING_HAPPENS, CannotRepresent, Flight, StageTimes
 
 Run = tuple[list[Callable[[int], None]], list[Callable[[int], None]]]
 """Head and tail of a script, bound to a rank."""
@@ -88,7 +88,6 @@ class Representative:
         self.loop = event_loop_pp(self.rank)
         self.effect: fx.Effect | None = None
         self.is_done = False
-        self.end: int | None = None  # the iteration of Shutdown
         self.flights: dict[int, Flight] = {}
         self.stages = [
             StageTimes(k, scenario, setting.network, self.flights, self._tell) for k in range(self.num_ranks)
@@ -99,8 +98,7 @@ class Representative:
         self.scripts = [roles.setdefault((c.is_first, c.is_last, c.pp_rank % 2 == 0), Scripts(c)) for c in configs]
         self.runs: list[dict[Shape, Run]] = [{} for _ in self.stages]
         self.descending = tuple(reversed(range(self.num_ranks)))
-        odd_first = scenario.scheduler.exchange_order == "parity"
-        self.receiving = sorted(range(self.num_ranks), key=lambda k: odd_first and k % 2 == 0)
+        self.odd_first = scenario.scheduler.exchange_order == "parity"  # their receives need nobody else's
         self.back = looks_back(configs[0])
         self.offset = max(self.back)
         self.launched = bytearray(self.offset)  # by iteration, behind ``offset`` visits that never were
@@ -146,8 +144,8 @@ class Representative:
             self.is_done = True
         except (CoreError, StopRun, Unscripted, KeyError) as error:
             raise CannotRepresent(str(error)) from error
-        self.end = self.rank.iteration
-        for wave in range(self.end, self.end + self.num_ranks - 1):
+        end = self.rank.iteration
+        for wave in range(end, end + self.num_ranks - 1):
             self._wave(wave)
         self._conclude()
 
@@ -168,23 +166,27 @@ class Representative:
 
     def _wave(self, wave: int) -> None:
         """Rank k makes its iteration ``wave - k``; the first rank's has been decided."""
-        shapes, runs, end = self.shapes, self.runs, self.end
+        shapes, runs, tails = self.shapes, self.runs, []
         for k in self.descending:
             i = wave - k
-            if i >= 0 and (end is None or i < end):
-                for word in (runs[k].get(shapes[i]) or self._bind(k, shapes[i]))[0]:
+            if 0 <= i < len(shapes):
+                head, tail = runs[k].get(shapes[i]) or self._bind(k, shapes[i])
+                for word in head:
                     word(i)
-        for k in self.receiving:
-            i = wave - k
-            if i >= 0 and (end is None or i < end):
-                for word in runs[k][shapes[i]][1]:
-                    word(i)
+                if tail:
+                    tails.append((k, i, tail))
+        if self.odd_first:
+            tails.sort(key=is_even)
+        for _, i, tail in tails:
+            for word in tail:
+                word(i)
 
     def _bind(self, k: int, shape: Shape) -> Run:
         """The script of a shape, as calls of a rank's clocks."""
         scripts, stage = self.scripts[k], self.stages[k]
         script = scripts.script(shape)
-        found = self.runs[k][shape] = ([stage.word(w) for w in script.head], [stage.word(w) for w in script.tail])
+        head = [stage.nothing] if script.head == NOTHING_HAPPENS else [stage.word(word) for word in script.head]
+        found = self.runs[k][shape] = (head, [stage.word(word) for word in script.tail])
         stage.output_sent_age = scripts.output_age.get("send_output", 0)
         stage.output_read_age = scripts.output_age.get("await_tokens", 0)
         return found
@@ -307,6 +309,10 @@ class Representative:
         told.clear()
 
 
+def is_even(tail: tuple[int, int, object]) -> bool:
+    return tail[0] % 2 == 0
+
+
 def stages_alike(setting: Setting) -> tuple[list[int], list[int]]:
     """For each stage the first one that needs as long for every batch; and these."""
     cost, num = setting.cost, setting.scenario.cluster.pp_size
@@ -320,7 +326,7 @@ def stages_alike(setting: Setting) -> tuple[list[int], list[int]]:
 
 
 def cannot_represent(scenario: Scenario) -> list[str]:
-    """Why a scenario needs the event world, a reason each, by the key that says so; empty: one rank can stand for all."""
+    """Why a scenario needs the event world, a sentence for each key that says so; empty: one rank can stand for all."""
     s = scenario
     reasons = (
         (s.disaggregation.role != "plain", f"disaggregation.role {s.disaggregation.role!r}: ranks vote"),

@@ -1,9 +1,9 @@
 """What a rank does in an iteration, as a list of words: learnt from the phases themselves, once for each shape.
 
-Rule: no order of phases stands here. Which effects an iteration has, and in which order, follows from its place in the
-pipeline and from which of a few visits launched a batch: this one, the one before, and those whose outputs are harvested,
-released or passed on in it. For each such shape the real phases of a rank (``core/loop.py``) are run once over a
-history of that shape, with a scheduler that only plays it, and what they ask is written down.
+Rule: no order of phases stands here. Which effects an iteration has, and in which order, follows from the place of the
+rank in the pipeline and from which of a few visits launched a batch: this one, the one before, and those whose outputs
+are harvested, released or passed on in it. For each such shape the real phases of a rank (``core/loop.py``) are run
+once over a history of that shape, with a scheduler that only plays it, and what they ask is written down.
 
     word             effect                                     word             effect
     take_list        Recv of the request list                   launch           Launch
@@ -36,7 +36,7 @@ from ppsim.core.effects import (
     Reply,
     Send,
 )
-from ppsim.core.messages import Hidden, Kind, Meta, Output
+from ppsim.core.messages import Hidden, Kind, Meta, NewRequest, Output
 from ppsim.core.parts import build_rank
 from ppsim.core.rank import Rank
 from ppsim.core.schedule.batch import ForwardBatch, Mode
@@ -86,7 +86,7 @@ class Scripts:
         return found
 
     def _learn(self, shape: Shape) -> Script:
-        """Run the phases over a history in which only the visits of the shape launched anything; the last one counts."""
+        """Run the phases over a history in which only visits of the shape launched anything; the last one counts."""
         last = self.config.num_slots + 2
         launches = {last - back: what for back, what in zip(looks_back(self.config), shape, strict=True)}
         rank = build_rank(self.config)
@@ -156,13 +156,18 @@ def message(rank: Rank, kind: Kind, iteration: int, slot: int) -> Meta | Hidden 
     return Output(rank.link.prev, iteration, slot, 1)
 
 
+@dataclass
+class NoTiers:
+    """A cache without a host tier."""
+
+    tiers: None = None
+
+
 class Player(NamedTuple):
     """A request as far as a batch shows it."""
 
     rid: str = "played"
-
-    class spec:  # noqa: N801
-        return_logprob = False
+    spec: NewRequest = NewRequest("played", b"", 1)
 
 
 @dataclass
@@ -175,10 +180,7 @@ class Played:
     iteration: int = 0
     fully_idle: bool = False
     grammar_queue: tuple[()] = ()
-    kv: Any = None
-
-    def __post_init__(self) -> None:
-        self.kv = type("NoTiers", (), {"tiers": None})
+    kv: NoTiers = field(default_factory=NoTiers)
 
     def apply(self, inputs: object) -> None:
         """Nothing comes."""

@@ -103,7 +103,7 @@ def simulate(
 def may_represent(
     scenario: Scenario, choices: Choices | None, change: Change | None, given: Given | None, *, asked: bool
 ) -> bool:
-    """Whether one rank can stand for all. Raises ScenarioError with the reasons if it cannot although it is asked to."""
+    """Whether one rank can stand for all. Raises ScenarioError with the reasons if it is asked to and cannot."""
     reasons = cannot_represent(scenario)
     if choices is not None or given is not None:
         reasons.append("choices or replies of another run are given")

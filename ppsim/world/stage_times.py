@@ -23,6 +23,8 @@ from ppsim.scenario.tree import Scenario
 from ppsim.world.network import Network
 
 NS_PER_US = 1000
+NOTHING_HAPPENS = ("take_list", "commit_list", "send_list", "decide_nothing")
+"""The most frequent script, which has a method of its own: ``nothing``."""
 
 
 class CannotRepresent(Exception):
@@ -113,6 +115,21 @@ class StageTimes:
 
     def send_list(self, i: int) -> None:
         self.list_at = self.host + self.control_ns
+
+    def nothing(self, i: int) -> None:
+        """``NOTHING_HAPPENS`` in one."""
+        before, host = self.before, self.host
+        before.list_asked = host
+        if before.list_at > host:
+            host = before.list_at
+        if self.asks_lists:
+            if self.list_asked > host:
+                host = self.list_asked
+            if self.until_received and self.list_at > host:
+                host = self.list_at
+        self.list_at = host + self.control_ns
+        self.visits.append(host)
+        self.host = host + self.nothing_ns
 
     # --- decisions -----------------------------------------------------------------------------------------------
 
