@@ -73,16 +73,12 @@ def pass_empty_visits(rank: Rank, num: int) -> list[tuple[Decision, Harvest]]:
 
 
 def visit(rank: Rank, slot: Slot) -> None:
-    """What the scheduler keeps of a visit that runs nothing."""
+    """What the scheduler keeps of a visit that runs nothing; the last one that ran something has left all else so."""
     s = rank.scheduler
     if rank.config.reopen_empty_slots:
         slot.batch_is_full = False
     if s.decode_turns and s.role.defers_prefill:
         s.decode_turns -= 1
-    if rank.config.max_consecutive_prefills:
-        slot.num_prefills = 0
-    slot.closed_since = -1
-    slot.launched = None
 
 
 def leave(rank: Rank) -> None:

@@ -83,7 +83,60 @@ def test_hidden_states_that_pass_outputs_are_put_aside(pp_size: int, early: str,
     same(scenario(keys))
 
 
-def test_inputs_that_name_a_far_iteration_are_read_there() -> None:
+STREAMS: dict[str, dict[str, Any]] = {
+    "order link": {"links.order": "link"},
+    "order none": {"links.order": "none"},
+    "commit requests": {"links.commit": "requests"},
+    "commit received": {"links.commit_over": "received"},
+    "latency on the stream": {"links.latency_on_stream": True},
+    "hold at the post": {"links.schedule_hold": "post"},
+    "tokens behind the stream": {"links.token_read": "schedule_stream"},
+    "overlap": {"cluster.comm_overlap": True},
+    "overlap, fence at the commit": {"cluster.comm_overlap": True, "links.graph_fence": "commit"},
+    "control latency": {"links.control_latency_us": 900.0},
+    "depth": {"cluster.pp_async_batch_depth": 1},
+    "no graph": {"cluster.cuda_graph": False, "cluster.comm_overlap": True},
+    "free empty visits": {"host.free_empty_visit": True},
+    "early hidden states": {"scheduler.hidden_send": "after_launch"},
+    "skipped outputs": {"scheduler.skip_pure_chunked_output_comm": True},
+}
+"""Each way of the streams that changes what the loaded pipeline below does."""
+
+LOADED: dict[str, Any] = {
+    "cluster.pp_size": 3,
+    "host.schedule_us": 40.0,
+    "host.process_us": 70.0,
+    "links.latency_us": 300.0,
+    "links.bandwidth_gb_per_s": 0.004,
+    "cost.unit_ms": 0.3,
+    "workload.requests": [
+        {"rid": f"R{n}", "prompt": 18, "output": 6, "at_ms": 1.5 * n, "ignore_eos": True} for n in range(6)
+    ],
+}
+
+
+DEPTH, OVERLAP = {"cluster.pp_async_batch_depth": 1}, {"cluster.comm_overlap": True}
+BESIDE: dict[str, dict[str, Any]] = {
+    "commit requests": DEPTH,
+    "hold at the post": DEPTH,
+    "tokens behind the stream": {"scheduler.hidden_send": "after_launch"},
+    "overlap, fence at the commit": {**DEPTH, **OVERLAP},
+    "no graph": {**DEPTH, **OVERLAP},
+}
+"""What has to be there for it to matter."""
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_every_way_of_the_streams_gives_the_same_bytes(name: str) -> None:
+    """And other ones than without it, so that each is looked at."""
+    usual = {**LOADED, **BESIDE.get(name, {})}
+    found = same(scenario({**usual, **STREAMS[name]}))
+    assert text(found.recording) != text(simulate(scenario(usual)).recording)
+
+
+def test_inputs_that_name_a_far_iteration_are_read_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits meanwhile: an idle server is no livelock, however far it is."""
+    monkeypatch.setattr("ppsim.check.watch.MAX_EMPTY_ITERATIONS", 100)
     rows = [{"rid": "R1", "prompt": 4}, {"rid": "R2", "prompt": 4, "at_iteration": 333}]
     found = same(scenario({"workload.requests": rows}))
     assert [i.iteration for i in found.recording.ingestions if i.inputs[0].kind == "new"] == [0, 333]
