@@ -61,11 +61,15 @@ def keys_of_line(line: LaunchLine, keys: Mapping[str, Any]) -> list[tuple[str, A
     return list(settled_line(line, gpu if isinstance(gpu, str) else None)["overrides"].items())
 
 
-def simulate(scenario: ScenarioLike | Experiment, /, *, policy: PolicyLike = None, **keys: Any) -> Run:
+def simulate(
+    scenario: ScenarioLike | Experiment, /, *, policy: PolicyLike = None, fast: bool | None = None, **keys: Any
+) -> Run:
     """One run of a scenario in simulation, to its end. Same scenario, seed and policy: the same run.
 
     ``scenario`` and ``keys`` as for ``load``; an experiment of ``ppsim.experiments`` runs with the choices it has.
     ``policy``: a subclass of ``ppsim.Policy`` (each rank makes its own), several, or a plug-in file.
+    ``fast``: one rank stands for all, to the same bytes (docs/fast.md). None: where it can; False: never; True: or
+    ScenarioError says why it cannot.
 
     A failure of the protocol is no exception but the run's ``verdict``. Raises ScenarioError, TraceError or UsageError
     for bad input, PluginError for a policy that raises (the exception is its cause).
@@ -76,18 +80,20 @@ def simulate(scenario: ScenarioLike | Experiment, /, *, policy: PolicyLike = Non
         choices = scenario.chooser.choices(scenario.tape)
         scenario = scenario.raw
     loaded = load(scenario, **keys)
-    result = simulated(loaded, change, choices)
+    result = simulated(loaded, change, choices, fast=fast)
     if not change.is_none:
         loaded = with_change(loaded, "the policy")
     return Run(result.recording, result.verdict, loaded)
 
 
-def simulated(scenario: Scenario, change: Changes, choices: Choices | None = None) -> SimulationResult:
+def simulated(
+    scenario: Scenario, change: Changes, choices: Choices | None = None, *, fast: bool | None = False
+) -> SimulationResult:
     """The world's run; what a changed scheduler raises is its own failure: PluginError."""
     made = change.loaded(scenario.bugs)
     begun: list[Setting] = []
     try:
-        return simulate_world(scenario, change=made.change, choices=choices, began=begun.append)
+        return simulate_world(scenario, change=made.change, choices=choices, began=begun.append, fast=fast)
     except PpsimError:
         raise
     except (Exception, SystemExit) as error:

@@ -93,6 +93,14 @@ class Watch:
         if self.empty_iterations > MAX_EMPTY_ITERATIONS + 1 or self.quiet_iterations > self.max_quiet + 1:
             self._is_alive(decision.iteration)  # it does not even read its inputs any more
 
+    def passed(self, num: int, iteration: int) -> None:
+        """The first rank has passed ``num`` visits of empty slots without input; ``iteration`` is its next one."""
+        self.empty_iterations += num
+        self.quiet_iterations += num
+        if self.max_iterations and iteration > self.max_iterations:
+            raise StopRun(f"stopped at run.max_iterations = {self.max_iterations}", EXIT_UNKNOWN, iteration)
+        self._is_alive(iteration)
+
     def _is_alive(self, iteration: int) -> None:
         """Raises StopRun where the first rank goes round and round and nothing comes of it."""
         if self.empty_iterations > MAX_EMPTY_ITERATIONS:

@@ -89,6 +89,13 @@ JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON 
 ReportOption: TypeAlias = Annotated[
     bool, typer.Option("--report", help="Also write the run's page, report.html, into its folder (see: ppsim report).")
 ]
+FastOption: TypeAlias = Annotated[
+    bool | None,
+    typer.Option(
+        "--fast/--no-fast",
+        help="Let one rank stand for all, to the same bytes, or run every rank. Default: fast where it is possible.",
+    ),
+]
 MaxSecondsOption: TypeAlias = Annotated[
     float,
     typer.Option("--max-seconds", metavar="SECONDS", help="A run that takes longer, on your clock, is stopped."),

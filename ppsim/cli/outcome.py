@@ -25,6 +25,7 @@ def simulated(
     *,
     is_changed: bool,
     max_s: float,
+    fast: bool | None = False,
 ) -> tuple[Recording, Verdict]:
     """Simulate. What a changed scheduler raises is its own failure, with the place where it happened.
 
@@ -43,7 +44,7 @@ def simulated(
     limit = Limit(max_s, last_resort)
     try:
         with told_to_end(), limit:
-            result = simulate(scenario, progress=progress, change=change, began=limit.began)
+            result = simulate(scenario, progress=progress, change=change, began=limit.began, fast=fast)
         return result.recording, result.verdict
     except OutOfTime as stop:
         if limit.setting is None:

@@ -7,6 +7,7 @@ from ppsim.cli.options import (
     BugOption,
     ColumnOption,
     ConcurrencyOption,
+    FastOption,
     JsonOption,
     MaxSecondsOption,
     OutOption,
@@ -43,6 +44,7 @@ def run(
     out: OutOption = None,
     bugs: BugOption = None,
     plugin: PluginOption = None,
+    fast: FastOption = None,
     max_seconds: MaxSecondsOption = 3600.0,
     as_json: JsonOption = False,
     with_report: ReportOption = False,
@@ -75,7 +77,9 @@ def run(
     with run_folder(out, loaded.name, loaded.seed) as folder:
         with ProgressBar(f"simulating {loaded.name}", "requests") as progress:
             changed = bool(made.names)
-            recording, verdict = simulated(loaded, made.change, progress, folder, is_changed=changed, max_s=max_seconds)
+            recording, verdict = simulated(
+                loaded, made.change, progress, folder, is_changed=changed, max_s=max_seconds, fast=fast
+            )
         for side in (recording, recording.peer):
             if side is not None:
                 side.origin = origin_of(plugin)

@@ -220,7 +220,7 @@ def serving_scenario(field_: Field, split: Split, gb_per_s: float | None) -> Sce
 def serve(scenario: Scenario) -> Served:
     """Simulate it. Raises PpsimError if the run does not pass."""
     check_scenario(scenario)
-    result = simulate(scenario)
+    result = simulate(scenario, fast=None)
     if result.verdict.kind != "pass":
         error = PpsimError(f"{scenario.name}: the event simulation does not pass: {result.verdict.message}")
         error.exit_code = result.verdict.exit_code

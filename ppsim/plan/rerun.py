@@ -21,7 +21,7 @@ def rerun(s: Scenario, candidate: Candidate, probe: Probe, pool_tokens: int) -> 
 
 def figures_of(scenario: Scenario) -> Figures:
     """Simulate, and read the summary. Raises PpsimError with the verdict's exit code if the run does not pass."""
-    result = simulate(scenario)
+    result = simulate(scenario, fast=None)
     if result.verdict.kind != "pass":
         error = PpsimError(f"{scenario.name}: the event simulation does not pass: {result.verdict.message}")
         error.exit_code = result.verdict.exit_code

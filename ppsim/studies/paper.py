@@ -75,7 +75,7 @@ def paper_scenario(name: str, efficiency: float, num_requests: int = 1, sets: tu
 
 def makespan_s(scenario: Scenario) -> float:
     """Seconds until the last reply. Raises PpsimError if the run does not pass."""
-    result = simulate(scenario)
+    result = simulate(scenario, fast=None)
     if result.verdict.kind != "pass":
         raise PpsimError(f"{scenario.name}: {result.verdict.message}")
     return float(summarize(result.recording, result.verdict)["makespan_s"])

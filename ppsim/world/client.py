@@ -67,6 +67,11 @@ class WorkloadClient(Clients):
     def next_ns(self) -> int | None:
         return self.by_time[0][0] if self.by_time else None
 
+    def has_input(self, iteration: int, now_ns: int) -> bool:
+        """Whether a rank that looks in this iteration, at this instant, finds anything."""
+        by_time, by_iteration = self.by_time, self.by_iteration
+        return bool((by_time and by_time[0][0] <= now_ns) or (by_iteration and by_iteration[0][0] <= iteration))
+
 
 class ReplayClient:
     """The inputs that another run has recorded, at the same iterations (design decision 5)."""

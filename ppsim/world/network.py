@@ -165,7 +165,7 @@ class Network:
         payload, message = parcel.payload, parcel.message
         assert payload is not None
         parcel.under_way = True
-        order, dst, (over, under) = self.links.order, parcel.dst, self.byte_ns
+        order, dst = self.links.order, parcel.dst
         start = max(parcel.sendable_ns, payload.ready_ns)
         if order == "stream":
             if parcel.behind_ns is None:
@@ -178,7 +178,7 @@ class Network:
         else:
             assert isinstance(message, Output)
             num_bytes = message.num_rows * self.output_bytes
-        end = start - (-num_bytes * over // under)  # rounded up
+        end = start + self.occupies_ns(num_bytes)
         parcel.leaves_ns = start
         arrival = end + self.latency_ns
         if self.links.latency_on_stream:
@@ -189,6 +189,11 @@ class Network:
             arrival += self._jitter(parcel.src, dst, "payload")
         # Without an order between sends only messages of one kind stay behind each other.
         parcel.arrival_ns = self._keep_order((parcel.src, dst, message.kind if order == "none" else "payload"), arrival)
+
+    def occupies_ns(self, num_bytes: int) -> int:
+        """How long a payload takes on a link, rounded up."""
+        over, under = self.byte_ns
+        return -(-num_bytes * over // under)
 
     def head(self, src: int, dst: int, lane: Lane) -> Parcel | None:
         """The next message of a lane, without taking it."""

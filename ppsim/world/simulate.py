@@ -14,9 +14,9 @@ from ppsim.check.verdicts import verdict_of
 from ppsim.check.wait_limits import watch_patience
 from ppsim.core.errors import CoreError, InvariantViolation
 from ppsim.core.messages import Input
-from ppsim.core.parts import Change
+from ppsim.core.parts import UNCHANGED, Change
 from ppsim.core.tokens import count
-from ppsim.errors import EXIT_UNKNOWN
+from ppsim.errors import EXIT_UNKNOWN, ScenarioError
 from ppsim.plugin import load
 from ppsim.recording import PASS, Recording, Verdict
 from ppsim.recording.schema import Refused
@@ -37,7 +37,9 @@ from ppsim.world.driver import SimulatedRank
 from ppsim.world.ending import deadlock, first_cause, leftovers, warn_of_what_had_no_effect
 from ppsim.world.milestones import Marks
 from ppsim.world.network import Network
+from ppsim.world.representative import Representative, cannot_represent
 from ppsim.world.run_setting import Setting
+from ppsim.world.stage_times import CannotRepresent
 from ppsim.world.watchdog import watch_for_stalls
 from ppsim.world.where_stuck import record_stands
 
@@ -72,11 +74,19 @@ def simulate(
     change: Change | None = None,
     given: Given | None = None,
     began: Callable[[Setting], None] | None = None,
+    fast: bool | None = False,
 ) -> SimulationResult:
     """Run a scenario to its end. Raises ScenarioError or TraceError for bad input; all else is in the verdict.
 
     ``began`` is told the setting before anything happens: who ends a run from outside still has what it recorded.
+    ``fast``: let one rank stand for all (``representative.py``), to the same recording; None: where that is possible.
+    Raises ScenarioError where it is asked for and not possible. A run that does not pass so is made again by events,
+    which have every rank to report on.
     """
+    if fast is not False and may_represent(scenario, choices, change, given, asked=fast is True):
+        result = represented(scenario, progress, began)
+        if result is not None:
+            return result
     chosen, given = choices or SeededChoices(scenario.seed), given or Given()
     change = change or load(scenario.bugs).change
     result = simulate_once(scenario, progress, chosen, change, given, began)
@@ -89,6 +99,38 @@ def simulate(
 
     verdict = with_blame(result.verdict, scenario, chosen, change, again)
     return result if verdict == result.verdict else replace(result, verdict=verdict)
+
+
+def may_represent(
+    scenario: Scenario, choices: Choices | None, change: Change | None, given: Given | None, *, asked: bool
+) -> bool:
+    """Whether one rank can stand for all. Raises ScenarioError with the reasons if it is asked to and cannot."""
+    reasons = cannot_represent(scenario)
+    if choices is not None or given is not None:
+        reasons.append("choices or replies of another run are given")
+    if change is not None and change != UNCHANGED:
+        reasons.append("a plug-in or bug changes what a rank does")
+    if reasons and asked:
+        raise ScenarioError("--fast", "one rank cannot stand for all here: " + "; ".join(reasons), "run without it")
+    return not reasons
+
+
+def represented(
+    scenario: Scenario, progress: Callable[[int, int], None] | None, began: Callable[[Setting], None] | None
+) -> SimulationResult | None:
+    """The run by one rank; None where it does not pass, or comes to what only the event world can tell."""
+    setting = prepare(scenario, progress, SeededChoices(scenario.seed), Given())
+    for message in without_effect(scenario):
+        setting.recording.warn(message)
+    world = Representative(setting)
+    if began is not None:
+        began(setting)
+    try:
+        world.run()
+    except CannotRepresent:
+        return None
+    warn_of_what_had_no_effect(setting)
+    return SimulationResult(setting.recording, PASS, setting)
 
 
 def simulate_once(

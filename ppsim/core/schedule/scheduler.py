@@ -470,6 +470,10 @@ class Scheduler(Intake):
         slot = self.slots.to_harvest(iteration)
         return self.journal.harvest(iteration, slot.index, self.kv.pool.free_tokens, self.kv.tree.evictable_tokens)
 
+    def empty_decision(self, iteration: int, slot: Slot) -> Decision:
+        """The record of a visit that runs nothing, for want of work (``ppsim.core.empty_visits``)."""
+        return self._decision(iteration, slot, None, "")
+
     def _decision(self, iteration: int, slot: Slot, batch: LaunchedBatch | None, stall: str) -> Decision:
         pieces = () if batch is None else tuple((p.rid, p.prefix_len, p.new_tokens) for p in batch.forward.pieces)
         chunked = self.chunked.rid if self.chunked else None

@@ -23,7 +23,7 @@ class Runs:
         key = (scenario, overrides)
         if key not in self._made:
             loaded = load_scenario(scenario, overrides)
-            result = simulate(loaded)
+            result = simulate(loaded, fast=None)
             if result.verdict.kind != "pass":
                 raise PpsimError(f"{scenario} with {', '.join(overrides) or 'no override'}: {result.verdict.message}")
             self._made[key] = Outcome(loaded, result.recording, summarize(result.recording, result.verdict))
