@@ -91,6 +91,7 @@ class Exploration:
     leaves_chance: bool = False  # the scenario has a section ``chance``; all of that is as written
     seconds: float = 0.0
     is_cut: bool = False  # the user interrupted it
+    unfired: list[str] = field(default_factory=list)  # bugs and policies that no execution has asked
 
     def sentence(self) -> str:
         """What exactly was bounded, and what the scenario keeps from being covered."""
