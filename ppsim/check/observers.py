@@ -128,6 +128,11 @@ def phase_of(loop: Generator[Any, Any, Any]) -> str:
     return names[1] if len(names) > 1 else names[0] if names else "ended"
 
 
+def last_phase(r: Seat) -> str:
+    """The phase with which an iteration of a rank ends: where it stood when what is told too late has happened."""
+    return r.rank.plan[-1].__name__ if r.rank.plan else ""
+
+
 def phase_of_error(error: BaseException) -> str:
     """Name of the phase in which an event loop stood when an error unwound it; empty where no loop was running."""
     while error.__cause__ is not None:  # SimPy raises another one from it

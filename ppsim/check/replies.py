@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from ppsim.check.observers import Seat
+from ppsim.check.observers import Seat, last_phase
 from ppsim.core import effects as fx
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import NewRequest
@@ -153,4 +153,5 @@ class Replies:
         """``late``: it is about the iteration before."""
         rank = self.r.rank
         iteration = rank.iteration - late
-        raise InvariantViolation(rule, self.r.rank_id, iteration, iteration % rank.config.num_slots, rid, text)
+        slot, phase = iteration % rank.config.num_slots, last_phase(self.r) if late else ""
+        raise InvariantViolation(rule, self.r.rank_id, iteration, slot, rid, text, phase)
