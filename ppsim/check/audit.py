@@ -103,6 +103,11 @@ class Audit:
         if i == 0:
             tiers = scheduler.kv.tiers
             host = 0 if tiers is None else tiers.host.capacity_tokens
+            for what, size, own in zip(
+                ("KV pool", "host tier"), (scheduler.kv.pool.capacity_tokens, host), r.rank.local_tokens
+            ):
+                if size > own:
+                    self.fail("INV-22", r, f"its {what} has {size} tokens, but only {own} fit on this rank")
             capacity = (scheduler.kv.pool.capacity_tokens, config.max_running_requests, host)
             self.compare("start", r, -1, (("INV-22", "capacities", capacity),))
         self.compare("inputs", r, i, (("INV-01", "request list", tuple(str(item) for item in r.rank.inputs)),))
@@ -181,12 +186,17 @@ class Audit:
         if scheduler.config.role != "plain":
             self.released(r, harvest.finished)
         self.conclusions.harvested(r)
-        for rid, n in harvest.delivered:
-            if rid in self.aborted.get(r.rank_id, {}):
-                self.fail("INV-67", r, f"it delivers its token {n} although an abort that was read names it", rid)
+        self._last_tokens(r, harvest)
         self.rules.harvested(r, harvest)
         self.transfers.ended(r.rank_id, harvest.finished)
         self.free_after[r.rank_id] = (scheduler.kv.pool.free_tokens, harvest.iteration)
+
+    def _last_tokens(self, r: Seat, harvest: fx.Harvest) -> None:
+        """INV-67 where nobody is marked: a last token is delivered behind an abort. Any other is launched again."""
+        requests, aborted = r.rank.scheduler.requests, self.aborted.get(r.rank_id, {})
+        for rid, n in harvest.delivered if aborted else ():
+            if rid in aborted and (rid not in requests or requests[rid].state is State.INFLIGHT):
+                self.fail("INV-67", r, f"it delivers its token {n} although an abort that was read names it", rid)
 
     def _harvest_launched(self, r: Seat, harvest: fx.Harvest) -> None:
         key = (r.rank_id, (harvest.iteration + 1) % len(r.rank.scheduler.slots))

@@ -253,7 +253,7 @@ RULES: tuple[Invariant, ...] = (
     Invariant(
         78,
         "a launch reads hidden states, tokens and pages of its own iteration and batch, as they were written",
-        (Together._as_written, LaunchReads._feeds, PageContents._read),
+        (Together._as_written, LaunchReads._feeds, PageContents._read, PageContents._stands_on),
         fact="the content of what was written and of what is read",
     ),
     Invariant(
@@ -277,8 +277,8 @@ RULES: tuple[Invariant, ...] = (
     Invariant(
         82,
         "a host page is held by what names it, and read only when the copy that fills it is over",
-        (TierRules.audit, TierRules.begins, TierRules._started, TierRules.behind_loads),
-        fact="the tree's nodes, the copies under way and their times, at every harvest",
+        (TierRules.audit, TierRules.begins, TierRules._started, TierRules._kept, TierRules.behind_loads),
+        fact="the tree's nodes, the copies under way, their times and what storage had",
     ),
     Invariant(
         83,

@@ -80,6 +80,10 @@ class Seat(Protocol):
         """When the rank's own copy between two tiers begins and ends (ns of its clock); None: it was never begun."""
         ...
 
+    def fetched(self, key: CopyKey) -> int | None:
+        """Prompt tokens of which storage had the KV, as this rank's own fetch has found it; None: unknown here."""
+        ...
+
     @property
     def launched_ns(self) -> int | None:
         """When the forward pass launched last begins on the device (ns of its clock); None: nobody here can know."""

@@ -122,6 +122,9 @@ class Replies:
         stops = not spec.ignore_eos and reply.token_ids[0] in spec.stop_token_ids
         is_due = n >= limit or stops
         if is_due == (reply.status == "finished"):
+            reason = ("stop" if stops else "length") if is_due else ""
+            if self.role != "prefill" and reply.reason != reason:
+                self.fail("INV-77", reply.rid, f"token {n} is told with reason {reply.reason!r}, which is {reason!r}")
             return
         why = "it has met a stop token" if stops else f"it has all of its {limit} tokens" if is_due else ""
         wrong = f"token {n} is not told as the last one, but {why}"
