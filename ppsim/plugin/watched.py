@@ -75,7 +75,8 @@ def counted(
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         is_plan = key == "plan" and isinstance(self, Loop)
-        fired[name] += not is_plan  # ahead of the call, which may end the run
+        if not is_plan:
+            fired[name] += 1  # ahead of the call, which may end the run
         try:
             answer = method(self, *args, **kwargs)
         except UsageError as error:  # a phase that no loop has
