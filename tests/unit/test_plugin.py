@@ -133,7 +133,7 @@ NOT_USABLE: dict[str, tuple[str, str]] = {
     "changes that are no list": ("CHANGES = 3\n", "CHANGES must be a list of classes, it is 3"),
     "an unknown rule": (
         MARK.replace("INV-26", "INV-260") + "class Mine(RadixCache):\n    pass\n",
-        "plug-in p.py: bug 'mine' breaks 'INV-260', which is no rule (did you mean 'INV-",
+        "plug-in p.py: Mine: bug 'mine' breaks 'INV-260', which is no rule (did you mean 'INV-",
     ),
 }
 
