@@ -110,6 +110,10 @@ class Place:
         """There are no cache tiers here."""
         return None
 
+    def fetched(self, key: CopyKey) -> int | None:
+        """Likewise."""
+        return None
+
     @property
     def launched_ns(self) -> int | None:
         """The device's clock is its own."""

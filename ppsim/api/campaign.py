@@ -69,8 +69,9 @@ class Found:
         """The failure again, with its tables and pictures. A policy that raises does so here: PluginError."""
         scenario = validate(self.experiment.raw)
         check_scenario(scenario)
-        result = simulated(scenario, self.change, self.experiment.chooser.choices(self.experiment.tape))
-        return Run(result.recording, result.verdict, scenario)
+        made = self.change.loaded(scenario.bugs)
+        result = simulated(scenario, made, self.experiment.chooser.choices(self.experiment.tape))
+        return Run(result.recording, result.verdict, scenario, unfired=made.unfired())
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the file that ``ppsim replay`` runs. Raises UsageError for a policy that no file can name."""
@@ -117,9 +118,15 @@ class Campaign:
         """Situations of ``ppsim list probes`` that no example came to: nothing is said about them."""
         return [name for name in PROBES if not self.result.probes[name]]
 
+    @property
+    def unfired(self) -> list[str]:
+        """Bugs and policies that were on and that no example asked: that nothing was found says nothing of them."""
+        return self.result.unfired()
+
     def __repr__(self) -> str:
         order = self.result.order
         rules = f", {', '.join(found.rule for found in self.findings)}" if self.findings else ""
+        rules += "".join(f", {name} fired 0 times" for name in self.unfired)
         return f"<Campaign {order.profile}, seed {order.seed}: {self.verdict}{rules}, {self.num_examples} examples>"
 
 
@@ -208,13 +215,15 @@ def explore(
         raise UsageError(f"{loaded.name}: explore needs scripted requests (workload.source = 'requests')")
     if budget_s is not None and not 0 < budget_s < float("inf"):
         raise UsageError(f"budget_s {budget_s:g}: must be a number of seconds more than 0")
-    changed = changes_of(policy).loaded(loaded.bugs).change
+    made = changes_of(policy).loaded(loaded.bugs)
+    changed = made.change
     raw = loaded.model_dump(mode="json", exclude_unset=True)
     raw.pop("bugs", None)
     given = parse_bounds([bounds] if isinstance(bounds, str) else list(bounds), reduced=not unreduced)
     found = run_all(raw, chosen(raw, given, changed), changed, budget_s=budget_s)
     if found.is_cut and not found.findings:
         raise KeyboardInterrupt
+    found.unfired = made.unfired()
     return found
 
 

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TypeAlias
 
+from ppsim.check.invariants import check_breaks
 from ppsim.core.policy import Policy
 from ppsim.errors import UsageError
-from ppsim.plugin import Loaded, Planted, bug, load, load_plugin
+from ppsim.plugin import Loaded, Planted, bug, bugs_in, load, load_plugin
 from ppsim.plugin.declare import MARK
 from ppsim.plugin.loader import check_class, right_class
 
@@ -44,7 +45,10 @@ class Changes:
 
 
 def changes_of(policy: PolicyLike, bugs: Iterable[str] = ()) -> Changes:
-    """What ``policy`` and ``bugs`` mean. Raises UsageError for what is no policy, and for a misspelt method or bug."""
+    """What ``policy`` and ``bugs`` mean.
+
+    Raises UsageError for what is no policy, for a misspelt method or bug, and for one that breaks no rule.
+    """
     named = (bugs,) if isinstance(bugs, str) else tuple(dict.fromkeys(bugs))
     if isinstance(policy, str | os.PathLike):
         changes = Changes(plugin=os.fspath(policy), module=load_plugin(os.fspath(policy)), bugs=named)
@@ -53,6 +57,10 @@ def changes_of(policy: PolicyLike, bugs: Iterable[str] = ()) -> Changes:
         classes = dict.fromkeys(checked_policy(one) for one in given)
         changes = Changes(tuple(one for one in classes if one is not Policy), bugs=named)
     changes.planted()  # an unknown name is told here
+    if changes.module is not None:
+        check_breaks(f"plug-in {changes.plugin}", bugs_in(changes.module))
+    for cls in changes.policies:
+        check_breaks(cls.__module__, [vars(cls)[MARK]] if MARK in vars(cls) else [])
     return changes
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -69,7 +69,8 @@ class Run:
 
     ``verdict``: how it ended (``kind`` pass, fail or unknown; ``message``, ``invariant``, ``rank``, ``iteration``,
     ``slot``, ``rid``). ``recording``: every record (``ppsim.recording``). ``incomplete``: why it is not a whole run, or
-    empty. Two pipelines (``disaggregation.role`` "pd"): a ``side`` is "prefill" or "decode"; without one, methods
+    empty. ``unfired``: bugs and policies that were on and that nothing asked: its passing says nothing of them. Two
+    pipelines (``disaggregation.role`` "pd"): a ``side`` is "prefill" or "decode"; without one, methods
     speak of the decode side, which answers the client.
     """
 
@@ -79,16 +80,19 @@ class Run:
         verdict: Verdict,
         scenario: Scenario | Mapping[str, Any] | None = None,
         incomplete: str = "",
+        unfired: Sequence[str] = (),
     ) -> None:
         self.recording = recording
         self.verdict = verdict
         self.incomplete = incomplete
+        self.unfired = tuple(unfired)
         self._scenario = scenario
 
     def __repr__(self) -> str:
         s = self.summary
         requests = f"{s['num_finished']} of {s['num_requests']} requests finished"
-        return f"<Run {s['name']}, seed {s['seed']}: {self.verdict.kind}, {requests}, {s['makespan_s']:.6g} s>"
+        unfired = "".join(f", {name} fired 0 times" for name in self.unfired)
+        return f"<Run {s['name']}, seed {s['seed']}: {self.verdict.kind}, {requests}, {s['makespan_s']:.6g} s{unfired}>"
 
     @property
     def passed(self) -> bool:

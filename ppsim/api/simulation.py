@@ -7,10 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ppsim.api.keys import pairs_of, plain
-from ppsim.api.policies import Changes, PolicyLike, changes_of
+from ppsim.api.policies import PolicyLike, changes_of
 from ppsim.api.run import Run
 from ppsim.errors import PpsimError, UsageError
 from ppsim.fuzz.experiment import Experiment
+from ppsim.plugin import Loaded
 from ppsim.scenario.expect_judged import with_change
 from ppsim.scenario.load import read_scenario, scenario_with
 from ppsim.scenario.tree import Scenario
@@ -80,23 +81,23 @@ def simulate(
         choices = scenario.chooser.choices(scenario.tape)
         scenario = scenario.raw
     loaded = load(scenario, **keys)
-    result = simulated(loaded, change, choices, fast=fast)
+    made = change.loaded(loaded.bugs)
+    result = simulated(loaded, made, choices, fast=fast)
     if not change.is_none:
         loaded = with_change(loaded, "the policy")
-    return Run(result.recording, result.verdict, loaded)
+    return Run(result.recording, result.verdict, loaded, unfired=made.unfired())
 
 
 def simulated(
-    scenario: Scenario, change: Changes, choices: Choices | None = None, *, fast: bool | None = False
+    scenario: Scenario, made: Loaded, choices: Choices | None = None, *, fast: bool | None = False
 ) -> SimulationResult:
     """The world's run; what a changed scheduler raises is its own failure: PluginError."""
-    made = change.loaded(scenario.bugs)
     begun: list[Setting] = []
     try:
         return simulate_world(scenario, change=made.change, choices=choices, began=begun.append, fast=fast)
     except PpsimError:
         raise
     except (Exception, SystemExit) as error:
-        if change.is_none and not scenario.bugs:
+        if not made.names:
             raise
         raise crash_in(scenario.name, begun[0] if begun else None, error) from error

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 
 from ppsim.check.answered import Answered
 from ppsim.check.conclusions import Conclusions
+from ppsim.check.early_ends import EarlyEnds
 from ppsim.check.observers import Seat
 from ppsim.check.one_place import OnePlace
 from ppsim.check.page_claims import PageClaims
 from ppsim.check.reads import LaunchReads
 from ppsim.check.replies import Replies
+from ppsim.check.rows import Rows
 from ppsim.check.rules import Rules
 from ppsim.check.tier_rules import TierRules
 from ppsim.check.together import Decides, Delivers, Harvests, Parts, Record, Samples, Shown
@@ -24,7 +26,7 @@ from ppsim.core.consensus import KVPoll
 from ppsim.core.disagg.ballots import TERMINAL_VOTES
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import AbortReq, Conclusion, Lane, Message, Meta, NewRequest, Output
-from ppsim.core.observations import Clock, Receivers, Senders, Statuses
+from ppsim.core.observations import Clock, Grammars, Receivers, Senders, Statuses
 from ppsim.core.schedule.batch import ForwardBatch
 from ppsim.core.schedule.journal import Advanced
 from ppsim.core.schedule.request import State
@@ -52,6 +54,7 @@ class Audit:
         self.free_after: dict[int, tuple[int, int]] = {}
         self.aborted: dict[int, dict[str, int]] = {}  # rank -> rid -> iteration in which its abort was read
         self.stored: dict[tuple[int, str, int], int] = {}  # (rank, rid, iteration of arrival) -> status
+        self.early_ends, self.rows = EarlyEnds(self.aborted), Rows()
         self.lists: dict[int, set[int]] = {}  # rank -> iterations whose request list it has taken, not yet decided
 
     def watch(self, r: Seat) -> None:
@@ -76,6 +79,8 @@ class Audit:
         self.reads.watch(r)
         self.transfers.watch(r)
         self.conclusions.watch(r)
+        self.early_ends.watch(r)
+        self.rows.watch(r)
         if r.rank_id == 0:
             Replies(r).watch()
 
@@ -98,6 +103,11 @@ class Audit:
         if i == 0:
             tiers = scheduler.kv.tiers
             host = 0 if tiers is None else tiers.host.capacity_tokens
+            for what, size, own in zip(
+                ("KV pool", "host tier"), (scheduler.kv.pool.capacity_tokens, host), r.rank.local_tokens
+            ):
+                if size > own:
+                    self.fail("INV-22", r, f"its {what} has {size} tokens, but only {own} fit on this rank")
             capacity = (scheduler.kv.pool.capacity_tokens, config.max_running_requests, host)
             self.compare("start", r, -1, (("INV-22", "capacities", capacity),))
         self.compare("inputs", r, i, (("INV-01", "request list", tuple(str(item) for item in r.rank.inputs)),))
@@ -176,9 +186,17 @@ class Audit:
         if scheduler.config.role != "plain":
             self.released(r, harvest.finished)
         self.conclusions.harvested(r)
+        self._last_tokens(r, harvest)
         self.rules.harvested(r, harvest)
         self.transfers.ended(r.rank_id, harvest.finished)
         self.free_after[r.rank_id] = (scheduler.kv.pool.free_tokens, harvest.iteration)
+
+    def _last_tokens(self, r: Seat, harvest: fx.Harvest) -> None:
+        """INV-67 where nobody is marked: a last token is delivered behind an abort. Any other is launched again."""
+        requests, aborted = r.rank.scheduler.requests, self.aborted.get(r.rank_id, {})
+        for rid, n in harvest.delivered if aborted else ():
+            if rid in aborted and (rid not in requests or requests[rid].state is State.INFLIGHT):
+                self.fail("INV-67", r, f"it delivers its token {n} although an abort that was read names it", rid)
 
     def _harvest_launched(self, r: Seat, harvest: fx.Harvest) -> None:
         key = (r.rank_id, (harvest.iteration + 1) % len(r.rank.scheduler.slots))
@@ -216,8 +234,8 @@ class Audit:
         aborted = self.aborted.get(r.rank_id, {})
         for piece in batch.pieces:
             if piece.rid in aborted:
-                text = f"request {piece.rid} was aborted in iteration {aborted[piece.rid]} and is launched again"
-                self.fail("INV-60", r, text)
+                text = f"it was aborted in iteration {aborted[piece.rid]} and is launched again"
+                self.fail("INV-60", r, text, piece.rid)
             self.page_claims.claim(r, piece.rid, piece.kv.pages, batch.iteration)
 
     def _follow_swaps(self, r: Seat) -> None:
@@ -291,6 +309,8 @@ class Audit:
             for rid, value in zip(effect.keys, values, strict=True):
                 self.store_read(r, rid, r.stored[rid], value)
             self.conclusions.looked(r, effect, values)
+        if isinstance(effect.observation, Grammars):
+            self.conclusions.compiled(r, effect, values)
         self.rules.seen(r, effect, values)
 
     def store_read(self, r: Seat, rid: str, statuses: Sequence[int | None], value: int) -> None:

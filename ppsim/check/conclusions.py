@@ -1,9 +1,12 @@
 """INV-79: what is concluded is what the ranks saw (the store's minimum, good of all, bad of any); nothing else moves.
 
+grammar  who leaves the grammar queue is compiled, or has failed, where the first stage has looked; later stages have
+        waited for their own compile
 store   the answer for a request is the minimum of the statuses of all ranks; a status is never ahead of what its
         rank shows itself; what the first rank hands down, admits and fails is that answer
 votes   the conclusion itself is ``Together._agrees``; here: a request that is retracted is voted for by the ranks
-        that are bound to it, one stage alone concludes too, and a rank moves nobody whom no conclusion names
+        that are bound to it, one stage alone concludes too, and a rank moves nobody whom no conclusion names: who
+        has moved is seen in the queues
 """
 
 from __future__ import annotations
@@ -18,8 +21,11 @@ from ppsim.core.actions import Admitted
 from ppsim.core.consensus import KVPoll, store_minimum
 from ppsim.core.disagg.decode import DecodeRole
 from ppsim.core.errors import InvariantViolation
+from ppsim.core.leader import FAILED, PENDING, READY
 from ppsim.core.messages import Lane, Side, Vote
+from ppsim.core.observations import Compiled
 from ppsim.core.schedule.journal import Advanced, Ended, Journal
+from ppsim.core.schedule.request import Event, Request, State
 from ppsim.core.votes import votes_go_on
 
 RETRACT = "retract"
@@ -42,12 +48,18 @@ class Conclusions:
         self.moved: dict[
             int, tuple[int, int]
         ] = {}  # rank -> (advanced, failed) before its conclusions of this iteration
+        self.queued: dict[int, dict[Request, str]] = {}  # rank -> who stands in which queue of its role
+        self.compiling: dict[int, list[Request]] = {}  # rank -> its grammar queue at its last decision
+        self.compiles: dict[int, tuple[int, dict[str, int]]] = {}  # rank -> iteration, and what it has seen of each
+        self.awaited: dict[tuple[int, str], int] = {}  # (rank, rid) -> iteration in which it has waited for its compile
 
     def watch(self, r: Seat) -> None:
         """Hang it on a rank that votes or has a store."""
+        before = r.observers.before
+        before(lambda effect: self._left_grammar(r), fx.Decided)
+        r.observers.after(lambda effect, _: self._waited(r, effect), fx.AwaitLocal)
         if r.rank.config.role == "plain":
             return
-        before = r.observers.before
         before(lambda effect: self.sends(r, effect), fx.Send)
         before(lambda effect: self.acts(r, effect), fx.Act)
         before(lambda effect: self.decides(r), fx.Decided)
@@ -102,6 +114,42 @@ class Conclusions:
         answer = self.answers.get(r.rank_id)
         return answer if answer is not None and answer.iteration == r.rank.iteration else None
 
+    # --- grammars ----------------------------------------------------------------------------------------------
+
+    def compiled(self, r: Seat, look: fx.Observe, values: Sequence[int]) -> None:
+        """A rank of the first stage has looked at its own compiles."""
+        self.compiles[r.rank_id] = look.iteration, dict(zip(look.keys, values, strict=True))
+
+    def _waited(self, r: Seat, effect: fx.AwaitLocal) -> None:
+        if isinstance(effect.fact, Compiled):
+            self.awaited[r.rank_id, effect.fact.key] = effect.iteration
+
+    def _left_grammar(self, r: Seat) -> None:
+        """Who has left the grammar queue since the last decision, and was not aborted."""
+        rank, scheduler = r.rank, r.rank.scheduler
+        fresh = [q for q in scheduler.requests.values() if q.arrived == rank.iteration] if rank.inputs else []
+        candidates = [*self.compiling.get(r.rank_id, ()), *(q for q in fresh if q.spec.grammar is not None)]
+        self.compiling[r.rank_id] = list(scheduler.grammar_queue)
+        if not candidates:
+            return
+        failed = [entry.rid for entry in rank.journal.of(Ended) if entry.event is Event.GRAMMAR_FAILED]
+        at, seen = self.compiles.get(r.rank_id, (-1, {}))
+        for request in candidates:
+            rid = request.rid
+            is_live = scheduler.requests.get(rid) is request
+            if (is_live and request in scheduler.grammar_queue) or not (is_live or rid in failed):
+                continue
+            if not rank.config.is_first:
+                if is_live and self.awaited.get((r.rank_id, rid)) != rank.iteration:
+                    fail(r, rid, "it leaves the grammar queue, but this rank has not waited for its own compile")
+                continue
+            state = seen.get(rid) if at == rank.iteration else None
+            due = READY if is_live else FAILED
+            if state != due and (is_live or rank.config.tp_replicas == 1):  # else another replica may have seen it fail
+                what = {PENDING: "is not over", READY: "has succeeded", FAILED: "has failed"}
+                went = "leaves the grammar queue" if is_live else "ends as failed to compile"
+                fail(r, rid, f"it {went}, but the compile of this rank {what[state or PENDING]}")
+
     # --- votes -------------------------------------------------------------------------------------------------
 
     def decides(self, r: Seat) -> None:
@@ -112,6 +160,10 @@ class Conclusions:
             if answer is not None and answer.minima.get(rid, KVPoll.FAILED) != KVPoll.FAILED:
                 fail(r, rid, f"its handshake counts as failed, but the minimum of all ranks is {answer.minima[rid]}")
         self.moved[r.rank_id] = len(advanced), len(failed)
+        for request, queue in self._left(r):
+            by_store = queue == "bootstrap" and rank.config.bootstrap_consensus == "store"
+            if not by_store and rank.scheduler.requests.get(request.rid) is request:
+                fail(r, request.rid, f"it has left the {queue} queue, but no conclusion was applied")
         if rank.link.is_leader:
             self._votes_for_retracted(r)
         if rank.config.pp_size > 1 or not rank.link.is_leader or rank.iteration < rank.config.pp_async_batch_depth:
@@ -133,9 +185,18 @@ class Conclusions:
         if config.role == "plain" or before is None:
             return
         advanced, failed = (rids[count:] for rids, count in zip(moved(rank.journal), before))
+        gone = [q.rid for q, _ in self._left(r) if q.state is not State.ABORTED and q.rid not in advanced]
+        advanced += tuple(gone)
         if (advanced or failed) and config.vote_variant == "agreed":
             about = rank.iteration - config.pp_size + 1
             self.tell(Moves(r.rank_id, rank.iteration, rank.slot, about, advanced, failed, r.phase()))
+
+    def _left(self, r: Seat) -> list[tuple[Request, str]]:
+        """Who has left a queue of its role since the last look, by no abort; with the queue. It is a look."""
+        before = self.queued.get(r.rank_id, {})
+        now = {q: name for name, queue in r.rank.scheduler.role.queues().items() for q in queue}
+        self.queued[r.rank_id] = now
+        return [(q, name) for q, name in before.items() if now.get(q) != name and not q.to_abort]
 
 
 def moved(journal: Journal) -> tuple[tuple[str, ...], tuple[str, ...]]:

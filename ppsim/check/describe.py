@@ -173,4 +173,19 @@ def rid_of(one: Effect, other: Effect, known: Mapping[str, object]) -> str:
                 return first_rid(effect.keys, one.keys if isinstance(one, Observe) else ())
             case Launch():
                 return next((p.rid for p in effect.batch.pieces), "")
+            case Send() if isinstance(one, Send) and isinstance(other, Send):
+                return first_rid(named_in(one.message), named_in(other.message))
     return ""
+
+
+def named_in(message: Message) -> tuple[object, ...]:
+    """The requests that a message is about, as far as it names them."""
+    match message:
+        case Vote() | Conclusion():
+            return message.good, message.bad
+        case Meta():
+            return message.inputs
+        case Side():
+            return message.values
+        case _:
+            return ()

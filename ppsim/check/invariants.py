@@ -7,22 +7,24 @@ when the rule is broken, or that say what is compared for it. Every number has a
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from ppsim.check import lockstep, physical, progress, together
 from ppsim.check.answered import Answered
 from ppsim.check.audit import Audit
 from ppsim.check.client_watch import Watch
 from ppsim.check.conclusions import Conclusions
+from ppsim.check.early_ends import EarlyEnds
 from ppsim.check.leftovers import rank_leftover, unanswered
 from ppsim.check.one_place import OnePlace, misplaced
 from ppsim.check.page_claims import PageClaims
 from ppsim.check.page_contents import PageContents
 from ppsim.check.reads import LaunchReads
 from ppsim.check.replies import Replies
+from ppsim.check.rows import Rows
 from ppsim.check.rule_facts import FACTS
 from ppsim.check.rules import Rules
 from ppsim.check.tier_rules import TierRules
@@ -251,7 +253,7 @@ RULES: tuple[Invariant, ...] = (
     Invariant(
         78,
         "a launch reads hidden states, tokens and pages of its own iteration and batch, as they were written",
-        (Together._as_written, LaunchReads._feeds, PageContents._read),
+        (Together._as_written, LaunchReads._feeds, PageContents._read, PageContents._stands_on),
         fact="the content of what was written and of what is read",
     ),
     Invariant(
@@ -275,8 +277,8 @@ RULES: tuple[Invariant, ...] = (
     Invariant(
         82,
         "a host page is held by what names it, and read only when the copy that fills it is over",
-        (TierRules.audit, TierRules.begins, TierRules._started, TierRules.behind_loads),
-        fact="the tree's nodes, the copies under way and their times, at every harvest",
+        (TierRules.audit, TierRules.begins, TierRules._started, TierRules._kept, TierRules.behind_loads),
+        fact="the tree's nodes, the copies under way, their times and what storage had",
     ),
     Invariant(
         83,
@@ -308,6 +310,24 @@ RULES: tuple[Invariant, ...] = (
         (Answered._waiting,),
         fact="the state of the rank's own transfer, in its world",
     ),
+    Invariant(
+        88,
+        "nobody is turned away who could be served, and nobody ends early whom no abort and no want of memory ends",
+        (EarlyEnds._refused, EarlyEnds._unfit, EarlyEnds._ended),
+        fact="what asks and what fits, when it is turned away; the aborts read, and the memory that is left",
+    ),
+    Invariant(
+        89,
+        "a request is put out of memory only where the next tokens of its slot do not fit with it",
+        (EarlyEnds.put_out,),
+        fact="the pages that those tokens need, and those that can be had",
+    ),
+    Invariant(
+        90,
+        "a row's token counts if and only if the row ends with the last known token of its request",
+        (Rows._row,),
+        fact="where the rows of the request begin and end, and its prompt and output",
+    ),
 )
 """Rules of public bug reports that no number of section 12 says (docs/bugs.md).
 
@@ -317,6 +337,25 @@ From 74 on they are the partners of rules that trust a flag, or compare ranks on
 
 INVARIANTS: tuple[Invariant, ...] = _table()
 BY_NAME: dict[str, Invariant] = {rule.name: rule for rule in (*INVARIANTS, *RULES)}
+
+
+class Breaking(Protocol):
+    """A planted bug, as far as it says what it breaks (``ppsim.plugin.Planted``)."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def breaks(self) -> str: ...
+
+    @property
+    def classes(self) -> tuple[type, ...]: ...
+
+
+def check_breaks(where: str, bugs: Iterable[Breaking]) -> None:
+    """Raise UsageError for a planted bug that is to break a rule that there is not. ``where``: the file, or module."""
+    for bug in bugs:
+        check_rule(f"{where}: {bug.classes[0].__name__}: bug {bug.name!r}", bug.breaks)
 
 
 def check_rule(who: str, name: str) -> None:

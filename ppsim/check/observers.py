@@ -80,6 +80,10 @@ class Seat(Protocol):
         """When the rank's own copy between two tiers begins and ends (ns of its clock); None: it was never begun."""
         ...
 
+    def fetched(self, key: CopyKey) -> int | None:
+        """Prompt tokens of which storage had the KV, as this rank's own fetch has found it; None: unknown here."""
+        ...
+
     @property
     def launched_ns(self) -> int | None:
         """When the forward pass launched last begins on the device (ns of its clock); None: nobody here can know."""
@@ -126,6 +130,11 @@ def phase_of(loop: Generator[Any, Any, Any]) -> str:
         names.append(frame.__name__)
         frame = frame.gi_yieldfrom
     return names[1] if len(names) > 1 else names[0] if names else "ended"
+
+
+def last_phase(r: Seat) -> str:
+    """The phase with which an iteration of a rank ends: where it stood when what is told too late has happened."""
+    return r.rank.plan[-1].__name__ if r.rank.plan else ""
 
 
 def phase_of_error(error: BaseException) -> str:

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeAlias
 
-from ppsim.check.observers import Seat
+from ppsim.check.observers import Seat, last_phase
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.schedule.request import TERMINAL, Request, State
 from ppsim.core.schedule.slots import Slot
@@ -50,14 +50,14 @@ class OnePlace:
         before = self.iterations.get(r.rank_id, r.rank.iteration)
         if before < r.rank.iteration:
             self.iterations[r.rank_id] = r.rank.iteration
-            self._judge(r, before)
+            self._judge(r, before, last_phase(r))
 
-    def _judge(self, r: Seat, iteration: int) -> None:
+    def _judge(self, r: Seat, iteration: int, phase: str = "") -> None:
         wrong = misplaced(r.rank.scheduler)
         if wrong is not None:
             rid, text = wrong
             slot = iteration % len(r.rank.scheduler.slots)
-            raise InvariantViolation("INV-80", r.rank_id, iteration, slot, rid, text)
+            raise InvariantViolation("INV-80", r.rank_id, iteration, slot, rid, text, phase)
 
 
 def misplaced(scheduler: Scheduler) -> tuple[str, str] | None:

@@ -11,7 +11,8 @@ A page is looked at once for each list of pages, not in each launch, or a long p
 nobody can write to it unseen. That the list itself is still the same is looked at in every launch where it is short,
 and in one of many where it is long, so that this costs about ``LOOKS`` pages a launch.
 
-What comes from elsewhere (the other server, host memory, the copy of a retracted decode request) is taken as it comes.
+What comes from elsewhere (the other server, host memory, the copy of a retracted decode request) is taken as it comes,
+but what a request shares with the tree lies on the pages that the tree has for it.
 """
 
 from __future__ import annotations
@@ -92,11 +93,25 @@ class PageContents:
                 self._takes(pages, writer, -(-start // size), size)
         self._compare(pages, writer)
         if r.rank.scheduler.kv.tiers is not None:  # pages of the tree may have come from host memory for anybody
-            self._takes(pages, writer, min(request.cached_len, start) // size, size)
+            shared = min(request.cached_len, start) // size
+            if shared > len(writer.seen):
+                self._stands_on(r, piece, request, shared)
+            self._takes(pages, writer, shared, size)
         self._read(r, pages, writer, piece, start)
         self._write(r, pages, writer, piece, mine[first:last])
         writer.seen[first:] = mine[first:last]
         writer.num_written = stop
+
+    def _stands_on(self, r: Seat, piece: Piece[KVRow], request: Request, num_pages: int) -> None:
+        """What a request shares with the tree lies where the tree has it for these tokens."""
+        node, path = request.last_node, list[int]()
+        while node is not None:
+            path = node.pages + path
+            node = node.parent
+        for place, (mine, its) in enumerate(zip(request.pages[:num_pages], path)):
+            if mine != its:
+                text = f"its launch reads page {mine} for its tokens from {place * r.rank.config.page_size} on, "
+                raise self._violation(r, piece, text + f"which the cache has on page {its}")
 
     def _takes(self, pages: Pages, writer: Writer, num_pages: int, size: int) -> None:
         """So many leading pages of a list, as far as they were not looked at, hold what they should."""

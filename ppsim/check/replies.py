@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
-from ppsim.check.observers import Seat
+from ppsim.check.observers import Seat, last_phase
 from ppsim.core import effects as fx
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.messages import NewRequest
@@ -122,6 +122,9 @@ class Replies:
         stops = not spec.ignore_eos and reply.token_ids[0] in spec.stop_token_ids
         is_due = n >= limit or stops
         if is_due == (reply.status == "finished"):
+            reason = ("stop" if stops else "length") if is_due else ""
+            if self.role != "prefill" and reply.reason != reason:
+                self.fail("INV-77", reply.rid, f"token {n} is told with reason {reply.reason!r}, which is {reason!r}")
             return
         why = "it has met a stop token" if stops else f"it has all of its {limit} tokens" if is_due else ""
         wrong = f"token {n} is not told as the last one, but {why}"
@@ -153,4 +156,5 @@ class Replies:
         """``late``: it is about the iteration before."""
         rank = self.r.rank
         iteration = rank.iteration - late
-        raise InvariantViolation(rule, self.r.rank_id, iteration, iteration % rank.config.num_slots, rid, text)
+        slot, phase = iteration % rank.config.num_slots, last_phase(self.r) if late else ""
+        raise InvariantViolation(rule, self.r.rank_id, iteration, slot, rid, text, phase)

@@ -117,9 +117,10 @@ class Rules:
         scheduler = r.rank.scheduler
         pool = scheduler.kv.pool
         known = self.known.setdefault(r.rank_id, set())
+        self._places(r, decision, known)
         for rid, prefix_len, new_tokens in decision.pieces if decision.mode in ("extend", "mixed") else ():
             request = scheduler.requests.get(rid)
-            key = f"{rid}/{request.num_retractions}/{request.arrived}" if request is not None else ""
+            key = life_of(request) if request is not None else ""
             if request is None or request.state is not State.PREFILL or key in known:
                 continue
             known.add(key)
@@ -131,6 +132,18 @@ class Rules:
             if missing > left:
                 text = f"it is admitted, but {rest} more prompt tokens and its output ({missing} in all) do not fit "
                 fail("INV-69", r, rid, text + f"into the {left} tokens that are left")
+
+    def _places(self, r: Seat, decision: fx.Decision, known: set[str]) -> None:
+        """Whoever is admitted had a place in its slot. A prompt that is being cut goes on without one (bugs.md B17)."""
+        scheduler = r.rank.scheduler
+        slot, limit = scheduler.slots.current(decision.iteration), scheduler.config.max_micro_batch_size
+        launched = () if slot.launched is None else slot.launched.requests
+        fresh = [q.rid for q in launched if q.state is State.PREFILL and life_of(q) not in known]
+        cut = [q.rid for q in launched if q.state is State.PREFILL and life_of(q) in known]
+        members = dict.fromkeys(q.rid for q in (*slot.running, *launched) if not q.is_terminal and q.rid not in cut)
+        if fresh and len(members) > limit:
+            text = f"it is admitted to slot {slot.index}, which then holds {len(members)} requests, at most {limit} "
+            fail("INV-69", r, fresh[-1], text + "have a place")
 
     def _given_back(self, scheduler: Scheduler, decision: fx.Decision, request: Request) -> int:
         """Tokens that a request may count on although others of its slot still hold them (foresight.py), at most."""
@@ -247,6 +260,11 @@ def foreseen_at_most(scheduler: Scheduler, request: Request, beside: list[Reques
     """
     longest = max(q.spec.max_new_tokens for q in (request, *beside))
     return request.seq_len + (len(beside) + 1) * (longest + 1 + 2 * scheduler.config.page_size)
+
+
+def life_of(request: Request) -> str:
+    """A request between two admissions."""
+    return f"{request.rid}/{request.num_retractions}/{request.arrived}"
 
 
 def fail(rule: str, r: Seat, rid: str, text: str) -> None:

@@ -4,7 +4,7 @@
              the copies were started (writes and loads; a fetch has no order, but an end)
     INV-82   a host page is held by the node or the copy that fills it, as often as they say and no oftener; it is read
              only when the copy that fills it is over, and is not filled again while a load reads it; a launch reads a
-             page that is being loaded only behind the load
+             page that is being loaded only behind the load; what a fetch leaves there was in storage
 
 Which copies are under way is seen from the tree at every effect of the rank, so what vanishes there has been consumed
 since the last one. When a copy begins and ends only the rank's world knows (``Seat.copy``).
@@ -20,7 +20,7 @@ from ppsim.check.observers import Seat
 from ppsim.check.rules import fail
 from ppsim.core import effects as fx
 from ppsim.core.actions import LoadBack
-from ppsim.core.memory.hicache import HiRadixCache, Operation
+from ppsim.core.memory.hicache import Fetch, HiRadixCache, Operation
 from ppsim.core.memory.node import Node
 from ppsim.core.observations import CopyKey
 from ppsim.core.schedule.batch import Piece
@@ -45,6 +45,7 @@ class Seen:
     under_way: dict[str, list[CopyKey]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     filled_by: dict[int, CopyKey] = field(default_factory=dict)  # host page -> the copy that has filled it, or fills it
     loads: dict[CopyKey, Load] = field(default_factory=dict)
+    fetches: dict[CopyKey, tuple[int, list[int]]] = field(default_factory=dict)  # first token, host pages
 
 
 class TierRules:
@@ -81,6 +82,10 @@ class TierRules:
                 continue
             seen.under_way[kind] = [key for key in before if key in keys] + [key for key in keys if key not in before]
             self._consumed(r, kind, before, keys)
+            if kind == "fetch":
+                for key in before:
+                    if key not in keys:
+                        self._kept(r, seen, tiers, key)
             for op in queue:
                 if op.key not in before:
                     self._started(r, seen, kind, op)
@@ -101,6 +106,17 @@ class TierRules:
                 text = f"the ack of {key} is consumed at {r.now} ns, this rank's own copy is over at {copy[1]} ns"
                 fail("INV-81", r, key.owner, text)
 
+    def _kept(self, r: Seat, seen: Seen, tiers: HiRadixCache, key: CopyKey) -> None:
+        """INV-82: what is kept of a fetch that is over was in storage. Pages that another copy fills by now are not."""
+        start, pages = seen.fetches.pop(key, (0, []))
+        stored, kept = r.fetched(key), 0
+        for number, page in enumerate(pages, 1):
+            if tiers.host.refs(page) and seen.filled_by.get(page) == key:
+                kept = start + number * tiers.pool.page_size
+        if stored is not None and kept > stored:
+            text = f"{key} keeps host pages for tokens up to {kept} of its prompt, storage had {stored} on this rank"
+            fail("INV-82", r, key.owner, text)
+
     # --- INV-82: who reads and who fills ---------------------------------------------------------------------------
 
     def _started(self, r: Seat, seen: Seen, kind: str, op: Operation) -> None:
@@ -114,6 +130,8 @@ class TierRules:
                 text = f"{op.key} fills host page {both[0]} that {load.key} reads, {until}"
                 fail("INV-82", r, op.key.owner, text)
         seen.filled_by.update(dict.fromkeys(op.host_pages, op.key))
+        if isinstance(op, Fetch):
+            seen.fetches[op.key] = op.start, list(op.host_pages)
 
     def begins(self, r: Seat, effect: fx.Act) -> None:
         """A load has been asked for, and its world has given it a time: what it reads is there by then."""

@@ -276,8 +276,12 @@ class Together:
                 fail("INV-76", delivered, rid, text)
 
     def _named(self, moves: Moves) -> None:
-        """Invariant 79: a rank moves nobody whom no conclusion of these votes names."""
+        """Invariants 48 and 79: nobody moves whom no conclusion of these votes names, and nobody goes on who failed."""
         good, bad = self.concluded.get(moves.about, (set(), set()))
+        for rid in moves.advanced:
+            if rid in bad:
+                text = f"it advances, although the conclusion of iteration {moves.about} says that it failed"
+                fail("INV-48", moves, rid, text)
         for rids, named, how in ((moves.advanced, good, "advances"), (moves.failed, bad, "fails")):
             for rid in rids:
                 if rid not in named:

@@ -212,7 +212,7 @@ def plugin_of(path: str | None) -> ModuleType | None:
     """A plug-in file. Raises UsageError for one that cannot be read, or that never comes to its end."""
     if path is None:
         return None
-    from ppsim.check.invariants import check_rule
+    from ppsim.check.invariants import check_breaks
     from ppsim.fuzz.limit import MAX_STILL_S, Limit, OutOfTime
     from ppsim.plugin import bugs_in, load_plugin
 
@@ -221,8 +221,7 @@ def plugin_of(path: str | None) -> ModuleType | None:
             module = load_plugin(path)
     except OutOfTime as stop:
         raise UsageError(f"{path}: reading it takes more than {MAX_STILL_S:g} s; it was in {stop.place}") from None
-    for entry in bugs_in(module):
-        check_rule(f"plug-in {path}: bug {entry.name!r}", entry.breaks)
+    check_breaks(f"plug-in {path}", bugs_in(module))
     return module
 
 

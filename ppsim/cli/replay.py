@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ppsim.cli.guard import give_up, guarded, say
-from ppsim.cli.options import JsonOption, MaxSecondsOption, check_seconds
+from ppsim.cli.options import JsonOption, MaxSecondsOption, check_seconds, plugin_of, tell_unfired
 from ppsim.errors import UsageError
 
 if TYPE_CHECKING:
@@ -94,10 +94,12 @@ def replay(
         from ppsim.cli.replay_exec import replay_on_processes
 
         return replay_on_processes(file, repro, terms, as_json=as_json)
+    plugin_of(repro.plugin)  # what is wrong with it is told as by any other command
+    made = repro.loaded()
     if twice or of_two(repro):
-        outcome, stable = run_twice(repro.experiment, repro.loaded().change, terms)
+        outcome, stable = run_twice(repro.experiment, made.change, terms)
     else:
-        outcome, stable = repro.run(terms), True
+        outcome, stable = repro.run(terms, made), True
     same = not stable if of_two(repro) else repro.again(outcome)
     if as_json:
         print(json.dumps(as_dict(outcome, same)))
@@ -108,6 +110,7 @@ def replay(
         say("ppsim: two runs of this file differ: something in it (a plug-in?) is nondeterministic")
         return EXIT_NONDETERMINISM
     if outcome.signature is None:
+        tell_unfired(made.unfired())
         return EXIT_PASS
     return outcome.verdict.exit_code if same else EXIT_NONDETERMINISM
 

@@ -2,5 +2,5 @@
 
 Every pipeline rank runs the same code. A rank is a generator that *yields effects* (``effects.py``) and is resumed
 with the reply; a world (``ppsim.world`` or ``executor``) gives the replies. Nothing here imports anything but this
-package and a harmless part of the standard library; ``tests/unit/test_imports.py`` holds that rule.
+package and a harmless part of the standard library (the import table of docs/design.md).
 """

@@ -11,8 +11,7 @@ in the same logical iteration. The scheduler takes only ``Agreed``, and only the
     NAME vote                     ballots.concluded          the conclusion of a ring vote
     metadata of the last chunk    ballots.apply_transferred  first tokens: every sender sent the same
 
-Using a local value by accident is therefore a type error, and calling the class itself is refused when it runs. A test
-walks the source and holds who calls ``agree``.
+Using a local value by accident is therefore a type error, and calling the class itself is refused when it runs.
 """
 
 from __future__ import annotations

@@ -5,6 +5,8 @@
     CONTROL  k -> k+1, last -> first (conclusions)    request lists, votes, conclusions
     TP       leader of a stage -> its replicas        the same request lists; reductions inside the stage
     TENSOR   k -> k+1 (hidden), ring (outputs)        device data; each tensor-parallel replica on its own
+    GRAMMAR, HICACHE, BOOTSTRAP   k -> k+1            what the first stage has decided for all
+    FLUSH    k -> k+1, last -> first, replica -> leader   the word that caches are empty
     CHECK    k -> k+1, first leader -> its replicas   digests of the rank consensus checker, each replica on its own
 
 A message of another kind than the awaited one is put into the inbox of its kind (bugs.md B54). A message of the right

@@ -9,7 +9,7 @@ world's business (decision 3). What a world must do for each:
 ``Send``         start an asynchronous send; the reply is a work handle that keeps the send buffer alive.
 ``Recv``         block until the next message of the lane from ``src`` is here. FIFO per (src, dst, lane).
 ``Commit``       wait for a send (protocol.md 3.1): the peer has taken the metadata, the payload is ordered.
-``Drop``         give a send buffer up *without* waiting. No correct rank yields it; planted bugs do.
+``Drop``         give a send buffer up *without* waiting. No phase of ``phases.py`` does so.
 ``Launch``       start the forward pass of a batch; reply is the payload handle of its result (hidden states, or on
                  the last rank the sampled tokens). Returns at once; the device works on.
 ``AwaitTokens``  host-wait for the sampled tokens behind an output payload: one token id for each row.
@@ -243,7 +243,7 @@ def act(action: Action) -> Effects[None]:
 
 
 def known(value: object, kinds: tuple[type, ...], what: str) -> None:
-    """The type check holds this for code of ours; a plug-in may have been written for another release."""
+    """The type check holds this for what it sees; a part from outside may have been written for another release."""
     if type(value) not in kinds:
         names = ", ".join(kind.__name__ for kind in kinds)
         raise TypeError(f"{value!r} is nothing that {what}: {names} (docs/effects.md)")

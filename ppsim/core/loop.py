@@ -1,7 +1,7 @@
 """The event loops of a rank, composed from phases (protocol.md 1.3, 1.7, 1.8).
 
 A loop is nothing but a list of phases. Because the list is data, the order of an iteration can be read here at a
-glance, and a plug-in can swap two lines of it. The three roles differ by their lists only.
+glance, and a subclass of ``Loop`` can swap two lines of it. The three roles differ by their lists only.
 
 One iteration i of a plain rank at depth 0 (slots: j = i mod L is visited, n = j+1 harvested, f = j+P released):
 

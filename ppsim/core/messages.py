@@ -1,5 +1,9 @@
 """What travels between ranks: frozen, typed, each with the lane it rides on (protocol.md 2.1 to 2.3).
 
+    inputs      NewRequest, AbortReq, FlushCache, Shutdown: the elements of the request list, which every rank processes
+    messages    Start, Meta, Hidden, Output, Vote, Conclusion, Side, Check: what one rank sends to another
+    calls       Call, CallLog: what a Check message carries
+
 A message carries its own logical address (iteration, slot). The released engines send most of these untyped and
 unnumbered; here a receiver can tell a wrong kind, a wrong iteration and a wrong shape at once and name the side that
 broke the rule, instead of hanging an hour later (bugs.md B20, B29, B54).
@@ -89,7 +93,8 @@ class FlushCache:
 
 @dataclass(frozen=True, slots=True)
 class Shutdown:
-    """No further input follows. Every rank ends its loop at the top of this iteration."""
+    """No further input follows. A plain rank ends its loop once it has passed this list on; one that votes takes part
+    in P-1 more iterations, until the conclusions of the last vote have come everywhere (``ballots.end_iteration``)."""
 
 
 Input: TypeAlias = NewRequest | AbortReq | FlushCache | Shutdown
@@ -189,7 +194,8 @@ class Conclusion:
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """A leader's decision on a side lane (grammar, HiCache, bootstrap), handed down the chain."""
+    """What the first stage decides on a side lane (grammar, HiCache, bootstrap), handed down the chain; inside a stage
+    what a replica sees, on its way to the leader, and the answer; on the flush lane the word that a cache is empty."""
 
     kind: ClassVar[Kind] = Kind.SIDE
     sender: int

@@ -14,7 +14,7 @@ A world answers an observation with one integer a key, in the order of ``keys``;
     Statuses        bootstrap_store   rids     KVPoll that the consensus store concludes (first rank)
     Copies          hicache           copies   1 if its own copy is over, else 0
     Hits            prefetch          copies   prompt tokens that all ranks have found in storage, -1: not done
-    OwnHits         own_prefetch      copies   the same of this rank alone. No correct rank asks; planted bugs do
+    OwnHits         own_prefetch      copies   the same of this rank alone: no ground for a decision
 
 ``AwaitLocal`` blocks until a fact of this rank is true: ``Compiled`` (a grammar), ``Copied`` (a copy).
 """

@@ -1,6 +1,6 @@
 """What a rank is built from (design decision 8): the right class for each part, or a subclass in its place.
 
-A rank is put together here and nowhere else. Whoever wants to break one, or to try another one, subclasses the class
+A rank is put together here and nowhere else. Whoever wants another one subclasses the class
 that holds the rule and overrides a method of it; ``Parts(cache=MyCache)`` puts it in place, all else stays as it is.
 
     part        what it holds                                                           file

@@ -1,6 +1,6 @@
 """Everything one rank is, as plain objects: configuration, links, scheduler, outstanding sends (design decision 1).
 
-The generator in ``loop.py`` keeps no state of its own, so digests, checks and tests never look into a frame.
+The generator in ``loop.py`` keeps no state of its own, so nobody ever has to look into a frame.
 """
 
 from __future__ import annotations

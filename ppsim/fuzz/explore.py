@@ -100,6 +100,7 @@ class Exploration:
     seconds: float = 0.0
     is_cut: bool = False  # the user interrupted it
     place: Place | None = None  # of the first execution that has not been run, where it is not complete
+    unfired: list[str] = field(default_factory=list)  # bugs and policies that no execution has asked
 
     def sentence(self) -> str:
         """What exactly was bounded, and what the scenario keeps from being covered."""

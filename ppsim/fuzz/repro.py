@@ -40,8 +40,9 @@ class Repro:
         """The change that was on."""
         return load_change(self.bugs, self.plugin)
 
-    def run(self, terms: Terms = USUAL) -> Outcome:
-        return run_experiment(self.experiment, self.loaded().change, terms=terms)
+    def run(self, terms: Terms = USUAL, made: Loaded | None = None) -> Outcome:
+        """``made``: the change that was on, where it is loaded already."""
+        return run_experiment(self.experiment, (made or self.loaded()).change, terms=terms)
 
     def again(self, outcome: Outcome) -> bool:
         """Whether a run is the saved one, bit for bit."""

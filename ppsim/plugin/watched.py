@@ -17,6 +17,7 @@ from typing import Any, cast
 from ppsim.core.effects import Effects
 from ppsim.core.loop import Loop
 from ppsim.core.rank import Phase, Plan, Rank
+from ppsim.errors import UsageError
 
 KINDS: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
@@ -34,6 +35,10 @@ SPOKEN: dict[type, str] = {Generator: "effects (a generator: it needs a yield)"}
 """What is called otherwise than its type."""
 
 
+class Misspelt(UsageError):
+    """What a change names wrong, told with file, line and method."""
+
+
 def watched(cls: type, name: str, fired: Counter[str]) -> type:
     """A subclass whose own overridden methods are counted under ``name`` and held to the type that they must answer."""
     own: dict[str, Any] = {}
@@ -46,6 +51,10 @@ def watched(cls: type, name: str, fired: Counter[str]) -> type:
                 own[key] = counted(value, key, original, cls, name, fired)
             elif isinstance(value, property) and value.fget is not None:
                 own[key] = property(counted(value.fget, key, getattr(original, "fget", None), cls, name, fired))
+            elif isinstance(value, type) and isinstance(original, type):  # a class that it puts in place of another one
+                own[key] = watched(value, name, fired)
+            elif isinstance(value, bool) and isinstance(original, bool):
+                own[key] = property(counted_flag(value, name, fired))
     made = type(cls.__name__, (cls,), own)
     made.__module__ = cls.__module__
     return made
@@ -65,14 +74,29 @@ def counted(
 
     @wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        answer = method(self, *args, **kwargs)
+        is_plan = key == "plan" and isinstance(self, Loop)
+        if not is_plan:
+            fired[name] += 1  # ahead of the call, which may end the run
+        try:
+            answer = method(self, *args, **kwargs)
+        except UsageError as error:  # a phase that no loop has
+            raise error if isinstance(error, Misspelt) else Misspelt(f"{who}: {error}") from None
         check_answer(who, answer, text)
-        if key == "plan" and isinstance(self, Loop):
+        if is_plan:
             return counted_plan(self, cast(Plan, answer), name, fired, who)
-        fired[name] += 1
         return held(who, answer, text) if isinstance(answer, Generator) else answer
 
     return call
+
+
+def counted_flag(value: bool, name: str, fired: Counter[str]) -> Callable[[Any], bool]:
+    """A flag of a class (``Role.prefills``), counted when it is asked."""
+
+    def ask(self: Any) -> bool:
+        fired[name] += 1
+        return value
+
+    return ask
 
 
 def held(who: str, steps: Generator[Any, Any, Any], text: object) -> Generator[Any, Any, Any]:

@@ -190,6 +190,10 @@ class SimulatedRank:
             return None
         return self.tiers.begins[key], self.tiers.ends[key]
 
+    def fetched(self, key: CopyKey) -> int | None:
+        """Of a fetch that was begun: the tokens that storage has on this rank."""
+        return None if self.tiers is None else self.tiers.hits.get(key)
+
     def other_side(self, rid: str) -> str:
         """The peer of a single role is modelled: what it shows is all there is."""
         return ""

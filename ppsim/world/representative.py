@@ -31,10 +31,10 @@ from ppsim.cost.stage import QuadraticCost, UnitCost
 from ppsim.recording import Recording
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.tree import Scenario
+from ppsim.workload.refusals import Refusals
 from ppsim.world.chance import allocated
 from ppsim.world.client import WorkloadClient
 from ppsim.world.no_progress_bound import MAX_TIME_NS
-from ppsim.workload.refusals import Refusals
 from ppsim.world.run_setting import Setting
 from ppsim.world.scripts import BATCH, NOTHING, SILENT, Scripts, Shape, Unscripted, looks_back
 from ppsim.world.stage_times import NOTHING_HAPPENS, CannotRepresent, Flight, StageTimes

@@ -71,6 +71,7 @@ TABLE: dict[str, tuple[set[str], set[str]]] = {
     "api": (
         {
             "core",
+            "check",
             "cost",
             "scenario",
             "workload",

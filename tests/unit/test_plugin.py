@@ -18,23 +18,30 @@ from typer.testing import CliRunner, Result
 import ppsim
 from ppsim.cli.entry import app
 from ppsim.core.config import RankConfig
+from ppsim.core.disagg.prefill import PrefillRole
 from ppsim.core.exchange import Exchange
 from ppsim.core.loop import Loop
 from ppsim.core.memory.prefix import RadixCache
 from ppsim.core.parts import build_rank
 from ppsim.core.policy import Policy
 from ppsim.core.rank import Plan
+from ppsim.core.schedule.admission import PrefillAdder
 from ppsim.core.schedule.request import Request
+from ppsim.core.schedule.scheduler import Scheduler
+from ppsim.core.schedule.slots import Slot
 from ppsim.core.surroundings import Surroundings
 from ppsim.core.votes import Voting
 from ppsim.errors import UsageError
 from ppsim.fuzz import round
 from ppsim.fuzz.campaign import run_campaign
+from ppsim.fuzz.experiment import Signature
+from ppsim.fuzz.repro import Repro, save
 from ppsim.fuzz.round import Order
 from ppsim.plugin import load
 from ppsim.plugin.watched import watched
 from ppsim.scenario.load import load_scenario
 from ppsim.world import simulate
+from tests.fuzz.generated import experiments_of
 
 IMPORTS = """import ppsim
 from ppsim.core.loop import Loop
@@ -126,7 +133,7 @@ NOT_USABLE: dict[str, tuple[str, str]] = {
     "changes that are no list": ("CHANGES = 3\n", "CHANGES must be a list of classes, it is 3"),
     "an unknown rule": (
         MARK.replace("INV-26", "INV-260") + "class Mine(RadixCache):\n    pass\n",
-        "plug-in p.py: bug 'mine' breaks 'INV-260', which is no rule (did you mean 'INV-",
+        "plug-in p.py: Mine: bug 'mine' breaks 'INV-260', which is no rule (did you mean 'INV-",
     ),
 }
 
@@ -145,9 +152,10 @@ PHASE = (
 
 @pytest.mark.parametrize("line", [*COMMANDS, "fuzz --examples 7 --profile plain --jobs 2"])
 def test_a_misspelt_phase_is_told_with_the_nearest_name(line: str) -> None:
-    assert "there is no phase 'harvst' in any loop (did you mean 'harvest'? see: docs/plugins.md)" in told(
-        line, IMPORTS + PHASE
-    )
+    text = told(line, IMPORTS + PHASE)
+    assert "there is no phase 'harvst' in any loop (did you mean 'harvest'? see: docs/plugins.md)" in text
+    at = (IMPORTS + PHASE).splitlines().index("    def plan(self):") + 1
+    assert f"p.py, line {at}: Mine.plan: there is no phase" in text
 
 
 def test_a_phase_of_another_role_is_no_mistake() -> None:
@@ -241,6 +249,81 @@ def test_a_right_answer_passes_unchanged() -> None:
     scheduler = build_rank(RankConfig(0, 2))
     rank = watched(MyRank, "rank", fired)(scheduler.config, scheduler.policy, scheduler.link, scheduler.make_scheduler)
     assert (rank.watches_timeouts, fired["rank"]) == (False, 1)
+
+
+def test_a_class_and_a_flag_that_are_put_in_place_of_others_are_counted_when_they_are_asked() -> None:
+    class Adder(PrefillAdder):
+        def context_to_fit(self, new_tokens: int) -> int:
+            return new_tokens
+
+    class Mine(Scheduler):
+        adder_class = Adder
+
+    class Prefill(PrefillRole):
+        clears_full_flag = False
+
+    counts = {}
+    for cls, keys in ((Mine, {}), (Prefill, {"disaggregation.role": "prefill"})):
+        made = load((), None, [cls])
+        assert simulate(load_scenario("unit", [f"{k}={json.dumps(v)}" for k, v in keys.items()]), change=made.change)
+        counts[cls.__name__] = made.fired[cls.__name__]
+    assert counts["Mine"] > 0
+    assert counts["Prefill"] > 0
+
+
+def test_a_change_whose_method_ends_the_run_has_been_asked() -> None:
+    class Raises(Scheduler):
+        def may_prefill(self, slot: Slot) -> bool:
+            raise ValueError("mine")
+
+    made = load((), None, [Raises])
+    with pytest.raises(Exception, match="mine"):
+        simulate(load_scenario("unit", []), change=made.change)
+    assert made.unfired() == []
+
+
+# --- in the library --------------------------------------------------------------------------------------------------
+
+
+def test_the_library_tells_a_rule_that_there_is_not_with_file_and_class() -> None:
+    Path("p.py").write_text(IMPORTS + IDLE.replace("INV-26", "INV-999"))
+    wanted = "plug-in p.py: Mine: bug 'mine' breaks 'INV-999', which is no rule"
+    for call in (
+        lambda: ppsim.simulate("unit", policy="p.py"),
+        lambda: ppsim.fuzz("p.py", num_examples=1),
+        lambda: ppsim.explore("explore_release", policy="p.py", bounds="aborts=1"),
+    ):
+        with pytest.raises(UsageError, match=wanted):
+            call()
+
+    @ppsim.planted("hers", breaks="INV-0", profile="plain", source="test")
+    class Hers(Scheduler):
+        pass
+
+    with pytest.raises(UsageError, match=f"{__name__}: Hers: bug 'hers' breaks 'INV-0'"):
+        ppsim.simulate("unit", policy=Hers)
+
+
+def test_the_library_says_what_was_never_asked() -> None:
+    class Never(Policy):
+        def decode_goes_first(self, num_prefills: int, limit: int) -> bool:
+            return True
+
+    run = ppsim.simulate("unit", policy=Never)
+    assert run.unfired == ("Never",)
+    assert "Never fired 0 times" in repr(run)
+    assert ppsim.simulate("unit").unfired == ()
+    found = ppsim.explore("explore_release", policy=Never, bounds="aborts=1")
+    assert found.unfired == ["Never"]
+
+
+def test_a_replay_that_passes_says_what_was_never_asked() -> None:
+    Path("p.py").write_text(IMPORTS + IDLE)
+    experiment = experiments_of("plain", 1)[0]
+    save(Path("r.json"), Repro(experiment, Signature("INV-10", "first"), "", None, ("mine",), "p.py"))
+    result = ppsim_("replay r.json")
+    assert result.exit_code == 0, result.output
+    assert "mine: fired 0 times: nothing in this run came to what it changes\n" in result.stderr
 
 
 # --- at its end ------------------------------------------------------------------------------------------------------

@@ -1,6 +1,13 @@
 """The extra steps of the disaggregated loops: what is looked at, how it is agreed, how it is applied (1.7, 1.8, 6).
 
-A local view returns (good, bad) in queue order. An ``apply`` gets an immutable conclusion and never looks again.
+    bootstrap     prefill   who may be scheduled: by the store (``agree_bootstrap``), or by a vote
+    release       prefill   whose KV is sent, and who has failed on the other side, also while it waits for its turn
+    retract       decode    who was put out of memory and comes back
+    prealloc      decode    whose KV is allocated
+    transferred   decode    whose KV has come
+
+A local view returns (good, bad) in queue order. An ``apply`` gets an immutable conclusion and does not look again; in
+the variants that do (``polls_again``) it only takes out what it does not see any more (``looked_at_again``).
 """
 
 from __future__ import annotations

@@ -1,8 +1,12 @@
 """The replicated scheduler: choose the batch of a slot, absorb its outputs (inputs: ``intake.py``).
 
-This file does not know which rank it runs on. Same inputs in the same order give the same decisions, byte for byte;
-everything else in the project rests on that. The order of steps is that of protocol.md 4.1 to 4.8, and where that
-leaves a choice, the value of docs/decisions/0001-open-choices.md.
+Nothing is decided by which rank it runs on. Same inputs in the same order give the same decisions, byte for byte;
+everything else in the project rests on that. The order of steps is that of protocol.md 4.1 to 4.8; where SGLang's own
+rules and their mended form differ, the configuration says which one holds (docs/batches.md), and where the protocol
+leaves a choice, it is that of docs/decisions/0001-open-choices.md.
+
+What a visit does is in the journal (``journal.py``); ``causes``, ``limits`` and ``state_parts`` below show what must be
+the same on all ranks.
 
 Over 400 lines because every step reads and writes the same state of a slot, and the order of the steps is the point:
 budgets, order, turns, intake and journal have files of their own, and what is left is read from top to bottom.
@@ -256,7 +260,10 @@ class Scheduler(Intake):
         return self._batch(slot, iteration, mode, pieces)
 
     def is_refused_memory(self, request: Request) -> bool:
-        """Whether memory that admission counted on is refused after all, as ``refusals_left`` says."""
+        """Whether memory that admission counted on is refused after all: an allocator may fail in spite of free pages.
+
+        ``refusals_left`` says so ahead, on all ranks alike; the request is put back and tries again.
+        """
         left = self.refusals_left.get(request.rid, 0)
         if left:
             self.refusals_left[request.rid] = left - 1

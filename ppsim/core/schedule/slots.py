@@ -1,7 +1,8 @@
 """The slot ring: L = pp_size + pp_async_batch_depth microbatch slots, visited 0..L-1 for ever (protocol.md 1.2).
 
-The slot index is the logical clock of a rank. A batch launched in a slot is harvested right before the slot's next
-visit, so a slot never holds two launched batches (invariants 4 to 6).
+The iteration is the logical clock of a rank: it says which slot is visited, harvested and released. A batch that is
+launched in a slot is harvested right before its next visit, so a slot never holds two launched batches (invariants 4
+to 6).
 """
 
 from __future__ import annotations

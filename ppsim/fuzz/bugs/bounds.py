@@ -1,4 +1,4 @@
-"""Bugs that let one request wait, or suffer, without a bound, alike on all ranks (INV-84, INV-85)."""
+"""Bugs that let one request wait, or suffer, without a bound, alike on all ranks (INV-84, INV-85, INV-89)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class OftenestFirst(Policy):
         return sorted(running, key=lambda r: r.num_retractions)
 
 
-@planted("same_victim_again", breaks="INV-84", profile="retraction", source="outside report", beside=(OftenestFirst,))
+@planted("same_victim_again", breaks="INV-89", profile="retraction", source="outside report", beside=(OftenestFirst,))
 class SameVictimAgain(Scheduler):
     """Beside others, who was put out of memory once counts as one too many for ever: it is put out as it comes back."""
 

@@ -8,7 +8,7 @@ from ppsim.core.config import RankConfig
 from ppsim.core.effects import Act, Effects
 from ppsim.core.exchange import Exchange
 from ppsim.core.loop import Loop
-from ppsim.core.memory.hicache import HiRadixCache, Operation
+from ppsim.core.memory.hicache import Fetch, HiRadixCache, Operation
 from ppsim.core.rank import Phase, Plan, Rank
 from ppsim.core.votes import Voting
 from ppsim.fuzz.bugs.tiers import OwnTiers
@@ -107,3 +107,12 @@ class LoadsAskedForLate(Loop):
                     answer = yield effect
 
         return schedule
+
+
+@planted("fetch_keeps_a_page_more", breaks="INV-82", profile="hicache", source="protocol.md 4.10")
+class FetchKeepsAPageMore(HiRadixCache):
+    """The hit length of a fetch is rounded up: a page that storage has in part, or not at all, is kept as found."""
+
+    def end_fetch(self, fetch: Fetch, hit_tokens: int) -> None:
+        page = self.pool.page_size
+        super().end_fetch(fetch, hit_tokens // page * page + page)
