@@ -126,7 +126,11 @@ def sweep(
 
 def scenarios_of(given: ScenarioLike | Sequence[ScenarioLike]) -> dict[str, ScenarioLike]:
     """Name -> scenario. Raises UsageError for two of one name."""
-    several = [given] if isinstance(given, str | os.PathLike | Mapping) or not isinstance(given, Sequence) else given
+    several: Sequence[ScenarioLike]
+    if isinstance(given, str | os.PathLike | Mapping) or not isinstance(given, Sequence):
+        several = [given]
+    else:
+        several = given
     found: dict[str, ScenarioLike] = {}
     for one in several:
         name = os.fspath(one) if isinstance(one, str | os.PathLike) else load(one).name

@@ -78,9 +78,9 @@ def import_(
     content = content_of(source)
     refuse_a_trace(content)
     text, remark = readable(content)
+    lines = [line for line in launches_of(text, source) if role is None or line.role == role]
     if remark:
         say(f"note: {remark}")
-    lines = [line for line in launches_of(text, source) if role is None or line.role == role]
     if not lines:
         raise UsageError(f"--role {role}: no server of the text has this role; leave the option out to see all")
     if as_json:

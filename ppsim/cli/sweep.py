@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ppsim.sweeps.sweep import Runner, Sweep
 
 NUM_SHOWN = 40  # rows of the table for people; the file has all
+MAX_CELL = 32  # letters of a value in it
 SHOWN = ("bubble_ratio", "input_tokens_per_s", "output_tokens_per_s", "ttft_p50_s", "ttft_p99_s")
 
 
@@ -263,5 +264,6 @@ def shown(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if not isinstance(value, float):
-        return str(value)
+        text = str(value)
+        return text if len(text) <= MAX_CELL else f"{text[: MAX_CELL - 3]}..."
     return f"{value:,.4g}" if abs(value) < 1e4 else f"{value:,.0f}"

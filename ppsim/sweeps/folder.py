@@ -131,7 +131,7 @@ def entry_for(task: Task | Refused, result: Result) -> dict[str, Any]:
 def entry_of(line: str) -> dict[str, Any] | None:
     """A line that was read; None where it is none."""
     try:
-        entry = json.loads(line)
+        entry: dict[str, Any] = json.loads(line)
         is_whole = isinstance(entry["keys"], dict) and isinstance(entry["digest"], str)
         return entry if is_whole and Result(**entry["result"]).outcome in OUTCOMES else None
     except (ValueError, TypeError, KeyError):

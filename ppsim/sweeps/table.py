@@ -66,7 +66,8 @@ def load_pyarrow() -> ModuleType:
         import pyarrow
     except ImportError:
         raise UsageError(f"--parquet {NEEDS}") from None
-    return pyarrow  # type: ignore[no-any-return]
+    module: ModuleType = pyarrow
+    return module
 
 
 def write_parquet(table: dict[str, list[Any]], path: Path) -> None:

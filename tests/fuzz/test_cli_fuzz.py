@@ -96,7 +96,23 @@ def test_profiles_and_probes_can_be_listed() -> None:
     assert {"plain", "chunked", "abort", "pd", "hicache", "grammar", "blocking", "all"} <= {p["name"] for p in profiles}
     assert [line.split()[0] for line in ppsim("list profiles").stdout.splitlines()] == [p["name"] for p in profiles]
     assert json.loads(ppsim("list probes --json").stdout) == {"probes": list(PROBES), "arrows": list(PAIRS)}
-    assert len(ppsim("list probes").stdout.splitlines()) == len(PROBES) + len(PAIRS)
+    groups = [group.splitlines() for group in ppsim("list probes").stdout.split("\n\n")]
+    assert [group[0] for group in groups] == [
+        f"situations: {len(PROBES)}",
+        f"arrows of the request table: {len(PAIRS)}",
+    ]
+    assert [[line.strip() for line in group[1:]] for group in groups] == [list(PROBES), list(PAIRS)]
+
+
+def test_bugs_and_invariants_are_listed_in_groups_and_none_is_left_out() -> None:
+    for what, key in (("bugs", "profile "), ("invariants", ""), ("models", "")):
+        rows = {row["name"] for row in json.loads(ppsim(f"list {what} --json").stdout)}
+        groups = [group.splitlines() for group in ppsim(f"list {what}").stdout.split("\n\n")]
+        assert len(groups) > 1
+        assert sorted(line.split()[0] for group in groups for line in group[1:]) == sorted(rows)
+        for head, *lines in groups:
+            assert head.startswith(key)
+            assert head.endswith(f": {len(lines)}")
 
 
 def test_a_green_campaign_says_what_it_never_reached() -> None:

@@ -117,7 +117,7 @@ def test_a_missing_field_is_named(field: str, file: Path) -> None:
     [
         (b"", "not a reproduction: Expecting value"),
         (b'{"format": 1,', "not a reproduction"),
-        (b"\xff\xfe\x00", "cannot be read"),
+        (b"\xff\xfe\x00", "not a reproduction: begins with the mark of UTF-16-LE"),
         (b"[1, 2]", "not a reproduction of format 1"),
         (b"null", "not a reproduction of format 1"),
     ],
