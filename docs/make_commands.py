@@ -1,7 +1,7 @@
 """Write docs/reference/commands.md: every command, its options, an example. ``python docs/make_commands.py [--all]``.
 
-Words and defaults are those of ``ppsim COMMAND -h``, from the same objects; the examples are run, one after the other in
-one folder, and what they print is what the page shows. A test holds the page against a fresh one, and every command
+Words and defaults are those of ``ppsim COMMAND -h``, from the same objects; the examples are run, one after the other
+in one folder, and what they print is what the page shows. A test holds the page against a fresh one, and every command
 must have an example.
 """
 
@@ -46,10 +46,7 @@ EXAMPLES: dict[str, list[tuple[str, int]]] = {
     "questions": [("ppsim questions P26", 0)],
     "layers": [("ppsim layers --model qwen3-30b-a3b --gpu h20 --pp 4 --tp 2 --prompt 32768", 0)],
     "chunks": [("ppsim chunks --model qwen3-30b-a3b --gpu h20 --pp 4 --tp 2 --tokens 32768 --chunk 4096", 0)],
-    "tune": [
-        ("ppsim import launch.sh --gpu h20 --prompt 131072 > server.toml", 0),
-        ("ppsim tune server.toml --max-cp 1 --out tuned", 12),
-    ],
+    "tune": [("ppsim tune mooncake --prompt 16384 --max-cp 1 --out tuned", 12)],
     "compare": [("ppsim compare --model qwen3-8b --gpu h20 --gpus 4 --prompt 8192 --chunk 2048", 0)],
     "conform": [("ppsim conform engine_run.jsonl", 0)],
     "import": [("ppsim import launch.sh --gpu h20", 0)],

@@ -101,7 +101,13 @@ def section_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def row(model: type[BaseModel], key: str, name: str, field: FieldInfo, usual: BaseModel | None) -> str:
-    cells = (f"`{key}`", default_of(name, field, usual), range_of(field), unit_of(model, name), effect_of(model, name, key))
+    cells = (
+        f"`{key}`",
+        default_of(name, field, usual),
+        range_of(field),
+        unit_of(model, name),
+        effect_of(model, name, key),
+    )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |\n"
 
 

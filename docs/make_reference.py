@@ -1,7 +1,7 @@
 """Write three pages of docs/reference from the code: ``python docs/make_reference.py``; a test holds the pages.
 
-Exit codes from ``ppsim/errors.py``, the run folder and the recording from ``ppsim/recording``, the public interface from
-``ppsim.__all__``. Sentences that no docstring has stand here, and a name that has none is an error.
+Exit codes from ``ppsim/errors.py``, the run folder and the recording from ``ppsim/recording``, the public interface
+from ``ppsim.__all__``. Sentences that no docstring has stand here, and a name that has none is an error.
 """
 
 from __future__ import annotations
@@ -27,24 +27,24 @@ fresh = runpy.run_path(str(HERE / "sessions.py"))["fresh"]
 
 CODES = {
     "EXIT_PASS": "what was asked for came out: the run passed, or failed as its scenario expects (`[expect]`)",
-    "EXIT_SAFETY": "a rule was broken, an expectation not met, a plug-in raised; `diff`, `conform`: there is a difference",
+    "EXIT_SAFETY": "a rule was broken, an expectation not met, a plug-in raised; `diff`, `conform`: a difference",
     "EXIT_USAGE": "bad input: a scenario, a key, a trace, an option, a file; stderr has one sentence that names it",
     "EXIT_LIVENESS": "ranks wait for ever (deadlock), somebody waits beyond a limit, a rank process died",
     "EXIT_NONDETERMINISM": "the same experiment twice, and two outcomes",
-    "EXIT_UNKNOWN": "no end: `run.max_iterations` or `--max-seconds` was reached; the folder is marked `incomplete.txt`",
+    "EXIT_UNKNOWN": "no end within `run.max_iterations` or `--max-seconds`",
     "EXIT_INTERRUPTED": "Ctrl-C; what there is so far is kept, and the folder is marked `incomplete.txt`",
 }
 EXAMPLES = {
     "EXIT_PASS": "ppsim run tiny --out passed",
-    "EXIT_SAFETY": "ppsim run tiny --bug free_at_abort --set workload.aborts='[{rid=\"R1\",at_iteration=4}]' --set run.invariants=true --out broken",
+    "EXIT_SAFETY": "ppsim run unit --set expect.figures.makespan_ms=6000.0 --out late",
     "EXIT_USAGE": "ppsim run unit --set cluster.pp_sise=8",
     "EXIT_LIVENESS": "ppsim run unit --set links.send=rendezvous --set workload.num_chunks=8 --out stuck",
     "EXIT_UNKNOWN": "ppsim run tiny --set run.max_iterations=3 --out cut",
 }
 CODES_HEAD = """# Exit codes
 
-Of every command; scripts and CI can rely on them. Errors are one sentence on stderr, never a traceback. From a program the
-verdict is a value: `run.verdict.kind`, [the library](../library.md).
+Of every command; scripts and CI can rely on them. Errors are one sentence on stderr, never a traceback. From a program
+the verdict is a value: `run.verdict.kind`, [the library](../library.md).
 
 This page is made by `python docs/make_reference.py`, its examples are run.
 
@@ -54,7 +54,9 @@ This page is made by `python docs/make_reference.py`, its examples are run.
 def exit_codes() -> str:
     values = {**constants(errors), **constants(guard)}
     text = CODES_HEAD + "| code | means |\n| --- | --- |\n"
-    text += "".join(f"| {value} | {CODES[name]} |\n" for name, value in sorted(values.items(), key=lambda item: item[1]))
+    text += "".join(
+        f"| {value} | {CODES[name]} |\n" for name, value in sorted(values.items(), key=lambda item: item[1])
+    )
     for name, command in EXAMPLES.items():
         text += f"\n## {values[name]}\n\n```console\n$ {command}\n" + "\n" * 2 + "...\n```\n"
     return str(fresh(text))
@@ -89,31 +91,31 @@ RECORDS: dict[str, tuple[type, str]] = {
 }
 FOLDER_HEAD = """# The run folder and the recording
 
-A run is a folder, `runs/NAME-SEED-N` or that of `--out`. Nothing is ever replaced but an earlier run that `--out` names, and
-that is told. Same scenario and seed: the same bytes in every file, on every machine.
+A run is a folder, `runs/NAME-SEED-N` or that of `--out`. Nothing is ever replaced but an earlier run that `--out`
+names, and that is told. Same scenario and seed: the same bytes in every file, on every machine.
 
 | file | what it holds |
 | --- | --- |
 """
 RECORDING_HEAD = """
-Beside them stand pictures (`gantt.png`), `report.html`, and whatever `-o` puts there. Every command that takes a run takes a
-folder, its `recording.jsonl` alone, a name below `runs/`, or `latest`.
+Beside them stand pictures (`gantt.png`), `report.html`, and whatever `-o` puts there. Every command that takes a run
+takes a folder, its `recording.jsonl` alone, a name below `runs/`, or `latest`.
 
 ## recording.jsonl
 
-A line is a record. The first is the header, an object with `format`, `version`, `name`, `seed`, `world` ("sim" or "exec"),
-`pp_size`, `tp_replicas`. The last is `["end", number of lines, digest]`, so a file that was cut off is found. All others are
-lists that begin with their kind. What a rank decided like rank 0 is not repeated: `["same", rank, kind, first, count]`.
-Fields whose names end in `_ns` are times of this world in nanoseconds. All others are logical: they depend on scenario, seed
-and what came from outside alone, and digests and `ppsim diff` are of them.
+A line is a record. The first is the header, an object with `format`, `version`, `name`, `seed`, `world` ("sim" or
+"exec"), `pp_size`, `tp_replicas`. The last is `["end", number of lines, digest]`, so a file that was cut off is found.
+All others are lists that begin with their kind. What a rank decided like rank 0 is not repeated: `["same", rank, kind,
+first, count]`. Fields whose names end in `_ns` are times of this world in nanoseconds. All others are logical: they
+depend on scenario, seed and what came from outside alone, and digests and `ppsim diff` are of them.
 
 | kind | fields | what it says |
 | --- | --- | --- |
 """
 RECORDING_TAIL = """
-Two further kinds are lists of times, for pictures: `visits` (when each rank decided its iterations) and `warning` (a sentence).
-`ppsim read FILE` says of any file whether it is a recording. In a program: `ppsim.read_run(DIR)`, then `run.requests()`,
-`run.batches()`, `run.spans()`, `run.recording` ([the library](../library.md)).
+Two further kinds: `visits` (when each rank decided its iterations, for pictures) and `warning` (a sentence).
+`ppsim read FILE` says of any file whether it is a recording. In a program: `ppsim.read_run(DIR)`, then
+`run.requests()`, `run.batches()`, `run.spans()`, `run.recording` ([the library](../library.md)).
 
 ## verdict.json
 
@@ -149,8 +151,8 @@ VERDICT = {
 
 INTERFACE_HEAD = """# The public interface
 
-Every name of `ppsim.__all__`, from its own docstring. [The library](../library.md) explains them with examples. What is not
-here (`ppsim.core`, `ppsim.world`, ...) may change without a word; [parts](../parts.md) are what plug-ins may subclass.
+Every name of `ppsim.__all__`, from its own docstring. [The library](../library.md) explains them with examples. What
+is not here (`ppsim.core`, `ppsim.world`, ...) may change without a word; [parts](../parts.md) are what plug-ins may subclass.
 
 This page is made by `python docs/make_reference.py`.
 """
@@ -206,7 +208,11 @@ def member_rows(cls: type) -> Iterator[str]:
         function = value.fget if isinstance(value, property) else value
         if name.startswith("_") or not inspect.isfunction(function) or not inspect.getdoc(function):
             continue
-        shown = name if isinstance(value, property) else name + signature(function).replace("(self, ", "(").replace("(self)", "()")
+        shown = (
+            name
+            if isinstance(value, property)
+            else name + signature(function).replace("(self, ", "(").replace("(self)", "()")
+        )
         yield f"| `{shown}` | {first_sentence(function)} |\n".replace(" | None", " \\| None")
 
 

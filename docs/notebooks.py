@@ -25,7 +25,8 @@ def execute(path: Path) -> Any:
     book = nbformat.read(path, as_version=4)
     os.environ.setdefault("PYDEVD_DISABLE_FILE_VALIDATION", "1")
     with TemporaryDirectory() as folder:
-        NotebookClient(book, timeout=TIMEOUT_S, kernel_name="python3", resources={"metadata": {"path": folder}}).execute()
+        here = {"metadata": {"path": folder}}
+        NotebookClient(book, timeout=TIMEOUT_S, kernel_name="python3", resources=here).execute()
     return cleaned(book)
 
 

@@ -1,8 +1,9 @@
 """Sessions in a page: ``python docs/sessions.py PAGE`` runs the commands of its console blocks and writes the output.
 
 A block that begins with ```console is a session: lines with "$ " are commands, the others are their stdout, with a last
-line "exit code N" where it is not 0; a last line "..." stands for all that follows. Commands run in an empty folder that
-holds the files of ``docs/examples``. Blocks with any other word are left alone. A test holds the pages against this.
+line "exit code N" where it is not 0; a last line "..." stands for all that follows. Commands run in an empty folder
+that holds the files of ``docs/examples``. Blocks with any other word are left alone. A test holds the pages against
+this.
 """
 
 from __future__ import annotations

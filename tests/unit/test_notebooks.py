@@ -59,7 +59,9 @@ def test_a_notebook_reads_well_unexecuted(path: Path) -> None:
     assert book.cells[-1].source.startswith("## What to change to learn more")
     shown = [cell for cell in book.cells if cell.cell_type == "code" and cell.outputs]
     assert len(shown) >= 4
-    assert any("image/png" in o.get("data", {}) for cell in shown for o in cell.outputs) or path.stem.startswith(("4", "6"))
+    assert any("image/png" in o.get("data", {}) for cell in shown for o in cell.outputs) or path.stem.startswith(
+        ("4", "6")
+    )
     assert not [o for cell in shown for o in cell.outputs if o.output_type == "error"]
 
 

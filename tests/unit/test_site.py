@@ -20,7 +20,12 @@ from ppsim.cli.entry import app
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted([*(DOCS / "concepts").glob("*.md"), *(DOCS / "howto").glob("*.md")])
+PAGES = sorted(
+    page
+    for folder in ("concepts", "howto")
+    for page in (DOCS / folder).glob("*.md")
+    if "```console" in page.read_text(encoding="utf-8")
+)
 DRAW = runpy.run_path(str(DOCS / "draw.py"))
 # Seconds on somebody's clock, and how fast a search was; all else must come out again.
 VARIES = re.compile(r"[\d,]+ a second on one core|, \d+\.\d s$|(?<=ex) +\d+\.\d\d s(?=  )", re.MULTILINE)
@@ -30,7 +35,9 @@ def masked(text: str) -> str:
     return VARIES.sub("N", text)
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if "```console" in p.read_text(encoding="utf-8")], ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "page", [p for p in PAGES if "```console" in p.read_text(encoding="utf-8")], ids=lambda p: p.stem
+)
 def test_every_command_of_a_page_prints_what_it_shows(page: Path) -> None:
     fresh = runpy.run_path(str(DOCS / "sessions.py"))["fresh"]
     text = page.read_text(encoding="utf-8")
@@ -45,7 +52,14 @@ def test_a_session_keeps_what_a_page_shows_and_no_more() -> None:
         block = "".join(f"{line}\n" for line in lines)
         return fresh(f"```console\n{block}```\n").splitlines()[1:-1]
 
-    shown = again("$ ppsim run unit --out a", "x", "...", "$ ppsim list nothing 2>&1", "$ ppsim export unit > line.txt", "$ cat line.txt")
+    shown = again(
+        "$ ppsim run unit --out a",
+        "x",
+        "...",
+        "$ ppsim list nothing 2>&1",
+        "$ ppsim export unit > line.txt",
+        "$ cat line.txt",
+    )
     assert shown[:3] == ["$ ppsim run unit --out a", "unit  seed 0  verdict pass  digest 62cc30fb71de88b2", "..."]
     assert shown[3] == "$ ppsim list nothing 2>&1"
     assert shown[-4] == "exit code 2"
@@ -54,16 +68,24 @@ def test_a_session_keeps_what_a_page_shows_and_no_more() -> None:
 
 
 def test_the_researchers_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Block by block, the last with less load: a table with its law, pictures, a policy that is tried."""
     monkeypatch.chdir(tmp_path)
     page = (DOCS / "howto" / "researcher.md").read_text(encoding="utf-8")
     seen: dict[str, Any] = {}
     for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL):
-        exec(block, seen)
-    assert seen["bubble"] == pytest.approx(7 / 23)
+        assert sum(bool(line.strip()) for line in block.splitlines()) <= 10, block
+        exec(
+            block.replace("budget_s=30", "num_examples=15").replace('"mooncake"', '"mooncake", num_requests=100'), seen
+        )
+    assert abs(seen["bubble"] - 7 / 23) < 1e-12
     table = seen["table"]
-    assert table.bubble.tolist() == pytest.approx(((table.P - 1) / (table.M + table.P - 1)).tolist())
+    assert len(table) == 18
+    assert table.bubble.tolist() == pytest.approx(table.theory.tolist(), rel=1e-12)
     assert {p.name for p in tmp_path.glob("*.png")} == {"bubble.png", "gantt.png"}
     assert "iteration" in capsys.readouterr().out
+    assert seen["campaign"].num_examples == 15
+    assert seen["before"].diff(seen["after"]) is not None  # the policy decides something
+    assert -1 < seen["gain"] < 10
 
 
 def test_the_table_of_bubbles_is_the_formula() -> None:
