@@ -19,11 +19,11 @@ import ppsim
 IMAGES = Path(__file__).resolve().parent / "images"
 DIGESTS = IMAGES / "pictures.toml"
 STUCK = {"send": "rendezvous", "num_chunks": 8}
-DYNAMIC = {"enable_dynamic_chunking": True, "dynamic_chunking_smooth_factor": 0.85}
+DYNAMIC = {"name": "dynamic", "enable_dynamic_chunking": True, "dynamic_chunking_smooth_factor": 0.85}
 SKIP = {"num_chunks": 8, "latency_us": 200_000}
 # Llama 70B on H20, four stages of two GPUs, one prompt of 128K tokens: the server of docs/examples/launch.sh.
 LONG: dict[str, Any] = {
-    "name": "llama-70b",
+    "name": "fixed",
     "cluster": {"pp_size": 4, "tp_size": 2},
     "scheduler": {"chunked_prefill_size": 8192, "page_size": 64, "context_length": 135168},
     "model": {"key": "llama-3.1-70b"},

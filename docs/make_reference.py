@@ -58,7 +58,7 @@ def exit_codes() -> str:
         f"| {value} | {CODES[name]} |\n" for name, value in sorted(values.items(), key=lambda item: item[1])
     )
     for name, command in EXAMPLES.items():
-        text += f"\n## {values[name]}\n\n```console\n$ {command}\n" + "\n" * 2 + "...\n```\n"
+        text += f"\n## {values[name]}\n\n```console\n$ {command} 2>&1\n" + "\n" * 2 + "...\n```\n"
     return str(fresh(text))
 
 
@@ -152,7 +152,8 @@ VERDICT = {
 INTERFACE_HEAD = """# The public interface
 
 Every name of `ppsim.__all__`, from its own docstring. [The library](../library.md) explains them with examples. What
-is not here (`ppsim.core`, `ppsim.world`, ...) may change without a word; [parts](../parts.md) are what plug-ins may subclass.
+is not here (`ppsim.core`, `ppsim.world`, ...) may change without a word; [parts](../parts.md) are what plug-ins may
+subclass.
 
 This page is made by `python docs/make_reference.py`.
 """
@@ -217,7 +218,7 @@ def member_rows(cls: type) -> Iterator[str]:
 
 
 def signature(function: Callable[..., Any]) -> str:
-    return re.sub(r"'", "", str(inspect.signature(function)))
+    return re.sub(r"(: |-> )'([^']*)'", r"\1\2", str(inspect.signature(function)))
 
 
 def words(thing: Any) -> str:

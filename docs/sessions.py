@@ -55,10 +55,13 @@ def steps(block: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def shortened(real: str, shown: list[str]) -> str:
-    """What is printed, as far as the page shows it: behind a last line "..." nothing follows."""
-    if not shown or shown[-1] != "...":
+    """What is printed, as far as the page shows it: behind a line "..." nothing follows but the exit code."""
+    if "..." not in shown:
         return real
-    return "".join(f"{line}\n" for line in [*real.splitlines()[: len(shown) - 1], "..."])
+    lines = real.splitlines()
+    code = lines[-1:] if lines and re.fullmatch(r"exit code \d+", lines[-1]) else []
+    kept = lines[: min(shown.index("..."), len(lines) - len(code))]
+    return "".join(f"{line}\n" for line in [*kept, "...", *code])
 
 
 def fresh(page: str) -> str:
