@@ -357,8 +357,8 @@ def test_ctrl_c_keeps_what_a_search_has_evaluated(monkeypatch: pytest.MonkeyPatc
     def stop(self: Search, *args: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Search, "climb", stop)
-    result = ppsim("tune tiny --set cost.source=unit --prompt 512 --out kept")
+    monkeypatch.setattr(Search, "best_by_split", stop)
+    result = ppsim("tune mooncake --gpus 4 --prompt 4096 --out kept")
     assert result.exit_code == 130, result.stderr
     found = json.loads(Path("kept/tune.json").read_text())
     ttfts = [row["ttft_s"] for row in found["table"]]
@@ -374,7 +374,7 @@ def test_ctrl_c_before_the_first_configuration_saves_nothing(monkeypatch: pytest
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Search, "evaluate", stop)
-    result = ppsim("tune tiny --set cost.source=unit --prompt 512 --out kept")
+    result = ppsim("tune mooncake --gpus 4 --prompt 4096 --out kept")
     assert (result.exit_code, result.stdout) == (130, "")
     assert "interrupted before any configuration was evaluated" in result.stderr
     assert not Path("kept").exists()
