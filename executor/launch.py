@@ -24,7 +24,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from executor.client import GaveUp
-from executor.ending import deadlock, verdict_of_failure, verdict_of_run
+from executor.ending import deadlock, verdict_of_failure, verdict_of_run, verdict_of_stall
 from executor.fed import Fed
 from executor.prepare import arrivals_of, check_worlds, checkpoint_warnings, prepared
 from executor.status import Status
@@ -154,12 +154,18 @@ def execute(
     except Failed as failure:
         return failed(failure.report, ranks, recording)
     except Stuck as stuck:
+        if stuck.verdict.invariant is not None:  # all wait in a circle; else a process does not run, and says nothing
+            ranks.ask()
+        absorb(recording, list(ranks.reports.values()))
         recording.stands = watchdog.stands if watchdog is not None else []
-        return ExecutionResult(recording, stuck.verdict)
+        return ExecutionResult(recording, verdict_of_stall(ranks.reports, pp_size, stuck.verdict))
     except Stalled as stall:
         cycle = wait_cycle(peers_of(status, pulse))
         what = "\n".join([str(stall), *cycle_lines(cycle)])
-        return ExecutionResult(recording, deadlock(status, what, configs))
+        verdict = deadlock(status, what, configs)
+        ranks.ask()
+        absorb(recording, list(ranks.reports.values()))
+        return ExecutionResult(recording, verdict_of_stall(ranks.reports, pp_size, verdict))
     finally:
         ranks.stop()
     absorb(recording, reports)

@@ -60,6 +60,7 @@ class Status:
     def __init__(self, context: BaseContext, pp_size: int) -> None:
         self.pp_size = pp_size
         self.cells = context.RawArray("q", NUM_CELLS * pp_size)
+        self.asked = context.RawValue("b", 0)  # the launcher's only word: ranks that stand still report (``serve.py``)
 
     def beat(self, rank: int, effect: Effect, iteration: int) -> None:
         """Rank ``rank`` is about to have ``effect`` answered."""
