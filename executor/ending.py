@@ -68,6 +68,16 @@ def deadlock(status: Status, what: str, configs: Sequence[RankConfig]) -> Verdic
     return judged(broken(where, f"deadlock: {what}", came=came, code=EXIT_LIVENESS), (), status.waits(configs))
 
 
+def verdict_of_stall(reports: Mapping[int, Report], pp_size: int, verdict: Verdict) -> Verdict:
+    """``verdict`` on ranks that stand still, unless they had broken a rule together before, or called unlike things."""
+    if len(reports) < pp_size:  # a process that does not run says nothing, and of some nothing can be concluded
+        return verdict
+    found = first_broken(reports.values())
+    if found is not None:
+        return blamed(verdict_of(found), reports.values())
+    return root_cause(verdict, {rank: mine.calls for rank, mine in reports.items()})
+
+
 def verdict_of_run(recording: Recording, reports: Sequence[Report]) -> Verdict:
     """All ranks have ended by themselves: did they stay in lockstep, leave nothing behind and answer everybody?"""
     found = first_broken(reports)

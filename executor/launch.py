@@ -25,7 +25,7 @@ from typing import Any
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from executor.client import GaveUp
-from executor.ending import deadlock, verdict_of_failure, verdict_of_run
+from executor.ending import deadlock, verdict_of_failure, verdict_of_run, verdict_of_stall
 from executor.fed import Fed
 from executor.prepare import arrivals_of, check_worlds, checkpoint_warnings, prepared
 from executor.status import Status
@@ -169,15 +169,20 @@ def execute(
     except Failed as failure:
         return replace(failed(failure.report, ranks, recording, folder), scenario=scenario)
     except Stuck as stuck:
+        if stuck.verdict.invariant is not None:  # all wait in a circle; else a process does not run, and says nothing
+            ranks.ask()
         recording = gathered(recording, ranks, folder)
         recording.stands = watchdog.stands if watchdog is not None else []
-        return ExecutionResult(recording, stuck.verdict, scenario=scenario)
+        verdict = verdict_of_stall(ranks.reports, pp_size, stuck.verdict)
+        return ExecutionResult(recording, verdict, scenario=scenario)
     except Stalled as stall:
         cycle = wait_cycle(peers_of(status, pulse))
         what = "\n".join([str(stall), *cycle_lines(cycle)])
         verdict = deadlock(status, what, configs)
+        ranks.ask()
         recording = gathered(recording, ranks, folder)
         recording.stands = status.stands()
+        verdict = verdict_of_stall(ranks.reports, pp_size, verdict)
         return ExecutionResult(recording, verdict, scenario=scenario)
     finally:
         ranks.stop()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
+from multiprocessing.connection import Connection
 from traceback import format_exc
 
 import torch
@@ -47,10 +49,11 @@ from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.workload.refusals import Refusals
 
 LOOPBACK = {"linux": "lo", "darwin": "lo0"}
+ASKED_EVERY_S = 0.2
 FOREVER = timedelta(days=365)  # an idle rank waits as long as no client sends anything; the launcher watches for deaths
 
 
-def attempt(rank: int, job: Job, status: Status) -> Report:
+def attempt(rank: int, job: Job, status: Status, pipe: Connection) -> Report:
     """Run the rank; every exception becomes a report."""
     config = rank_config(job.scenario, rank)
     try:
@@ -65,6 +68,7 @@ def attempt(rank: int, job: Job, status: Status) -> Report:
     place = Place(core, job.scenario, right)
     # Of a rank with a file the file is the recording: what it knows more is read from there.
     ended = Report(rank, recording if job.folder is None else None, is_audited=job.scenario.run.invariants)
+    threading.Thread(target=report_when_asked, args=(place, ended, status, pipe), daemon=True).start()
     try:
         verdict = serve(place, job, status, recording, behaviour)
         ended = replace(ended, verdict=verdict, records=tuple(place.records), fired=tuple(made.fired))
@@ -84,6 +88,20 @@ def attempt(rank: int, job: Job, status: Status) -> Report:
         if made.names and in_the_loop(unknown):
             error = crash_of(f"rank {rank}", unknown, where)
         return replace(ended, error=error, trace=format_exc())
+
+
+def report_when_asked(place: Place, ended: Report, status: Status, pipe: Connection) -> None:
+    """The thread that speaks for a rank which stands still: what it is held against the others by, for the launcher.
+
+    All ranks wait for one another then, so nothing changes under the reader; the process is ended afterwards.
+    """
+    while not status.asked.value:
+        time.sleep(ASKED_EVERY_S)
+    departure = None
+    with suppress(Exception):
+        departure = place.departure()
+    with suppress(Exception):
+        pipe.send(replace(ended, records=tuple(place.records), calls=calls_of(place), departure=departure))
 
 
 def in_the_loop(error: BaseException) -> bool:

@@ -72,6 +72,7 @@ class Status:
         self, context: BaseContext, pp_size: int, folder: Path | None = None, num_slots: int | None = None
     ) -> None:
         self.pp_size, self.folder, self.num_slots = pp_size, folder, num_slots or pp_size
+        self.asked = context.RawValue("b", 0)  # the launcher's only word: ranks that stand still report (``serve.py``)
         self.sends: dict[object, int] = {}  # of this process's rank: the peer of each send that is not over
         if folder is None:
             self.cells: Any = context.RawArray("q", NUM_CELLS * pp_size)

@@ -21,6 +21,7 @@ TICK_S = 0.1
 GRACE_S = 1.0
 STALL_S = 60.0
 JOIN_S = 2.0
+ASK_S = 5.0
 
 
 class Stalled(Exception):
@@ -58,6 +59,13 @@ class Ranks:
         if self.trouble():
             self.blame()
         return [self.reports[rank] for rank in range(len(self.processes))]
+
+    def ask(self) -> None:
+        """Let ranks that wait for one another say what they have seen; not all of them may."""
+        self.status.asked.value = 1
+        until = time.monotonic() + ASK_S
+        while time.monotonic() < until and len(self.reports) < len(self.processes):
+            self.collect(TICK_S)
 
     def collect(self, timeout_s: float) -> None:
         """Take in reports. A pipe that ends without one belongs to a process that was killed."""

@@ -80,7 +80,7 @@ def run_rank(rank: int, job: Job, pipe: connection.Connection, status: Status) -
     end_with_parent()
     from executor.serve import attempt
 
-    report = attempt(rank, job, status)
+    report = attempt(rank, job, status, pipe)
     pipe.send(report)
     pipe.close()
     if report.error is not None:

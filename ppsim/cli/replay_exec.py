@@ -10,7 +10,7 @@ import json
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ppsim.errors import EXIT_NONDETERMINISM, UsageError
+from ppsim.errors import EXIT_LIVENESS, EXIT_NONDETERMINISM, UsageError
 
 if TYPE_CHECKING:
     from executor.fed import Fed
@@ -73,6 +73,11 @@ def both_ends(file: str, repro: Repro, terms: Terms, start_method: str = "spawn"
     outcome = run_experiment(repro.experiment, loaded.change, asked, terms)
     if not repro.again(outcome):
         raise UsageError(f"{file}: in simulation it is not the saved failure any more ({word}, {repro.digest})")
+    if outcome.verdict.exit_code == EXIT_LIVENESS and scenario.links.send == "rendezvous":
+        raise UsageError(
+            f"{file}: links.send 'rendezvous': ranks lock where a send waits for its receiver, and a send between real "
+            "processes does not (gloo buffers it)"
+        )
     fed = what_it_was_answered(outcome, asked)
     result = execute(
         scenario, changes=repro.bugs, plugin=repro.plugin, fed=fed, stall_s=STALL_S, start_method=start_method

@@ -82,6 +82,13 @@ def test_a_file_that_is_no_longer_the_saved_failure_is_refused(tmp_path: Path) -
         both_ends(file, other, Terms(), "forkserver")
 
 
+def test_a_lock_of_sends_that_wait_is_refused_by_the_key(tmp_path: Path) -> None:
+    raw = {**TIGHT, "cluster": {"pp_size": 3}, "links": {"send": "rendezvous"}, "chance": {}}
+    raw["workload"] = {"source": "chunks", "num_chunks": 8}
+    with pytest.raises(PpsimError, match=r"links\.send 'rendezvous': ranks lock where a send waits"):
+        ends_of(tmp_path, "all_send_first", raw)
+
+
 def test_streams_are_answered_in_order_whoever_asks_in_between() -> None:
     choices = FedChoices({"delay grammar R1 0": (2, 5), "delay grammar R1 1": (7,)})
     asked = [("delay grammar R1 0", 9), ("delay grammar R1 1", 4), ("delay grammar R1 0", 9), ("delay grammar R1 0", 9)]
