@@ -78,8 +78,9 @@ class Representative:
     def __init__(self, setting: Setting) -> None:
         self.setting, scenario = setting, setting.scenario
         self.num_ranks = scenario.cluster.pp_size
-        self.client = setting.client
-        assert isinstance(self.client, WorkloadClient)
+        client = setting.client
+        assert isinstance(client, WorkloadClient)
+        self.client: WorkloadClient = client
         self.capacities = [allocated(setting, k, local_capacity_tokens(scenario, k)) for k in range(self.num_ranks)]
         configs = [rank_config(scenario, k) for k in range(self.num_ranks)]
         self.rank = UNCHANGED.rank(configs[0])
@@ -185,7 +186,9 @@ class Representative:
         """The script of a shape, as calls of a rank's clocks."""
         scripts, stage = self.scripts[k], self.stages[k]
         script = scripts.script(shape)
-        head = [stage.nothing] if script.head == NOTHING_HAPPENS else [stage.word(word) for word in script.head]
+        head = [stage.word(word) for word in script.head]
+        if script.head == NOTHING_HAPPENS:
+            head = [stage.nothing]
         found = self.runs[k][shape] = (head, [stage.word(word) for word in script.tail])
         stage.output_sent_age = scripts.output_age.get("send_output", 0)
         stage.output_read_age = scripts.output_age.get("await_tokens", 0)
