@@ -6,7 +6,7 @@ VENV ?= .venv
 TORCH_INDEX ?=
 BIN := $(VENV)/bin
 # What `make bench` runs; planted and explore make pages of docs/results and take a file (see their --help).
-BENCHES := loop world tune fuzz votes
+BENCHES := loop world fast tune fuzz votes
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 
 # What CI has no time for; docs/testing.md says of each when it was last run. Set them to look further.

@@ -80,7 +80,7 @@ class Representative:
         self.num_ranks = scenario.cluster.pp_size
         client = setting.client
         assert isinstance(client, WorkloadClient)
-        self.client = client
+        self.client: WorkloadClient = client
         self.capacities = [allocated(setting, k, local_capacity_tokens(scenario, k)) for k in range(self.num_ranks)]
         configs = [rank_config(scenario, k) for k in range(self.num_ranks)]
         self.rank = UNCHANGED.rank(configs[0])
@@ -122,6 +122,7 @@ class Representative:
             fx.Reply: self._reply,
             fx.Decided: self._decided,
             fx.Harvested: self._harvested,
+            **dict.fromkeys((fx.Drop, fx.AwaitLocal, fx.Act), self._unheard_of),
         }
         self._share(setting.recording)
 
@@ -135,6 +136,13 @@ class Representative:
 
     def run(self) -> None:
         """Run to the end. Raises CannotRepresent where the event world has to tell what happened."""
+        try:
+            self._run()
+        finally:  # what is ended from outside leaves what it has
+            self._place_messages()
+        self._conclude()
+
+    def _run(self) -> None:
         reply: Any = None
         handlers, send = self.handlers, self.loop.send
         try:
@@ -143,20 +151,23 @@ class Representative:
                 reply = handlers[type(effect)](effect)
         except StopIteration:
             self.is_done = True
-        except (CoreError, StopRun, Unscripted, KeyError) as error:
+        except (CoreError, StopRun, Unscripted) as error:
             raise CannotRepresent(str(error)) from error
         end = self.rank.iteration
         for wave in range(end, end + self.num_ranks - 1):
             self._wave(wave)
-        self._conclude()
 
-    def _conclude(self) -> None:
-        """Put what was received in its place, and see that nothing is left."""
+    def _place_messages(self) -> None:
+        """Each rank has kept what it received."""
         recording = self.setting.recording
         for stage in self.stages:
             for kind, messages in (("hidden", stage.received[True]), ("output", stage.received[False])):
                 if messages:
                     recording.messages[stage.before.rank, stage.rank, kind] = messages
+
+    def _conclude(self) -> None:
+        """See that nothing is left."""
+        recording = self.setting.recording
         left = rank_leftover(self.rank) or unanswered(self.setting.watch, [a.rid for a in recording.arrivals])
         if left is not None:
             raise CannotRepresent(left[1])
@@ -181,13 +192,15 @@ class Representative:
         for _, i, tail in tails:
             for word in tail:
                 word(i)
+        self.flights.pop(wave - self.kept, None)
 
     def _bind(self, k: int, shape: Shape) -> Run:
         """The script of a shape, as calls of a rank's clocks."""
         scripts, stage = self.scripts[k], self.stages[k]
         script = scripts.script(shape)
-        head: list[Callable[[int], None]]
-        head = [stage.nothing] if script.head == NOTHING_HAPPENS else [stage.word(word) for word in script.head]
+        head = [stage.word(word) for word in script.head]
+        if script.head == NOTHING_HAPPENS:
+            head = [stage.nothing]
         found = self.runs[k][shape] = (head, [stage.word(word) for word in script.tail])
         stage.output_sent_age = scripts.output_age.get("send_output", 0)
         stage.output_read_age = scripts.output_age.get("await_tokens", 0)
@@ -218,7 +231,6 @@ class Representative:
         i, first, client, watch = effect.iteration, self.stages[0], self.client, self.setting.watch
         if i:
             self._wave(i - 1)
-            self._forget(i)
         before = -1
         while i != before and (not effect.idle or client.by_iteration):
             before, i = i, self._pass_empty(i, idle=effect.idle)
@@ -253,9 +265,8 @@ class Representative:
                 self.setting.watch.passed(passed, i + passed)
         return i + passed
 
-    def _forget(self, i: int) -> None:
-        """Batches that no rank asks for any more."""
-        self.flights.pop(i - self.kept, None)
+    def _unheard_of(self, effect: fx.Effect) -> None:
+        raise CannotRepresent(f"the first rank asks for {type(effect).__name__}")
 
     def _decided(self, effect: fx.Decided) -> None:
         decision = effect.decision
