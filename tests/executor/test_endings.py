@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -38,7 +39,7 @@ from ppsim.recording.standing import read_standing
 from ppsim.scenario import Scenario
 from ppsim.world.replayed import replay
 from tests.executor.small import small_scenario
-from tests.executor.test_launch import ROOT, Killer, endless, is_alive, wait_until
+from tests.executor.test_launch import ROOT, endless, is_alive, wait_until
 
 
 def ppsim(*arguments: str) -> Result:
@@ -58,17 +59,34 @@ def replays(folder: Path, scenario: Scenario, *changes: str) -> tuple[Recording,
     return recorded, out
 
 
-@pytest.mark.parametrize(("victim", "delay_s"), [(0, 0.0), (1, 0.9), (0, 1.3)])
-def test_a_killed_rank_leaves_its_records_and_what_it_was_doing(victim: int, delay_s: float, tmp_path: Path) -> None:
+class Killer:
+    """Kills a rank, seen from the launcher's own tick: as soon as it has decided ``after`` iterations on file."""
+
+    def __init__(self, folder: Path, victim: int, after: int) -> None:
+        self.folder, self.victim, self.after = folder, victim, after
+        self.pids: dict[str, int] = {}
+        self.killed_at = 0.0
+
+    def __call__(self, num_ended: int, num_requests: int) -> None:
+        path = rank_path(self.folder, self.victim)
+        if self.killed_at or (self.after and not path.is_file()):
+            return
+        if not self.after or len(read_rank(path).decisions[self.victim]) >= self.after:
+            self.pids = {child.name: child.pid or 0 for child in multiprocessing.active_children()}
+            self.killed_at = time.monotonic()
+            os.kill(self.pids[f"ppsim-rank-{self.victim}"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("victim", "after"), [(0, 0), (1, 1), (0, 12)])
+def test_a_killed_rank_leaves_its_records_and_what_it_was_doing(victim: int, after: int, tmp_path: Path) -> None:
     before = shared_memory()
     scenario = endless(2)
-    killer = Killer(2, victim, delay_s)
-    killer.start()
+    killer = Killer(tmp_path, victim, after)
     with pytest.raises(RankDied) as caught:
-        execute(scenario, start_method="forkserver", folder=tmp_path)
+        execute(scenario, start_method="forkserver", folder=tmp_path, progress=killer)
     keep_what_there_is(RunFolder(tmp_path), caught.value)
     assert time.monotonic() - killer.killed_at < 10
-    assert not [pid for pid in killer.pids.values() if is_alive(pid)]
+    assert not [pid for name, pid in killer.pids.items() if name.startswith("ppsim-rank") and is_alive(pid)]
     assert shared_memory() <= before
     verdict = read_verdict(str(tmp_path))
     assert (verdict.kind, verdict.exit_code, verdict.rank) == ("fail", 3, victim)
