@@ -192,7 +192,10 @@ def read_rank(path: Path) -> Recording:
     Raises RecordingError with the line for a file that is not of a rank, or was edited.
     """
     records = read_records(path)
-    _, head = next(records)
+    begin = next(records, None)
+    if begin is None:
+        raise RecordingError(str(path), 0, "has no whole line yet, expected a recording")
+    _, head = begin
     recording = read_header(str(path), text_of(head[0]))
     put = Placer(recording)
     number, is_whole = 1, False
@@ -244,8 +247,6 @@ def checked(path: str, source: Iterator[bytes]) -> Iterator[tuple[str, list[Any]
             yield kind, fields
         digest.update(row)
         num_lines += 1
-    if not num_lines:
-        raise RecordingError(path, 0, "is empty, expected a recording")
 
 
 def read_head(path: str, line: str) -> dict[str, Any]:
@@ -277,7 +278,7 @@ def discard_ranks(folder: Path) -> None:
 
 def assemble(folder: Path) -> Recording:
     """The recording of a run from the files of its ranks, however far they go. Raises RecordingError."""
-    parts = {rank: read_rank(path) for rank, path in files_of(folder)}
+    parts = {rank: read_rank(path) for rank, path in files_of(folder) if next(read_records(path), None) is not None}
     whole = read_rank(folder / RANKS / LAUNCH)
     for rank, part in parts.items():
         if header(part) != header(whole):
@@ -286,7 +287,7 @@ def assemble(folder: Path) -> Recording:
         if rank in parts:
             whole.absorb(rank, parts[rank])
         else:
-            whole.cuts.append(f"rank {rank} has left no file: it had not started")
+            whole.cuts.append(f"rank {rank} has left no record: it had not started")
     whole.join_messages()
     return whole
 

@@ -33,7 +33,7 @@ from ppsim.recording import Recording
 from ppsim.recording.agreement import disagreement
 from ppsim.recording.diff import first_difference
 from ppsim.recording.folder import RunFolder, open_run, read_verdict
-from ppsim.recording.rank_file import CannotRecord, RankFile, assemble, rank_path, read_rank, read_records
+from ppsim.recording.rank_file import CannotRecord, RankFile, assemble, has_ranks, rank_path, read_rank, read_records
 from ppsim.recording.reader import RecordingError
 from ppsim.recording.standing import read_standing
 from ppsim.scenario import Scenario
@@ -57,6 +57,11 @@ def replays(folder: Path, scenario: Scenario, *changes: str) -> tuple[Recording,
     ((_, mine, out),) = replay(recorded, scenario, load(changes).change)
     assert disagreement(mine, out.recording, is_whole=False) is None
     return recorded, out
+
+
+def num_decisions(folder: Path) -> int:
+    """Of the first rank, looked at in the middle of a run, at whatever moment."""
+    return len(assemble(folder).decisions[0]) if has_ranks(folder) else 0
 
 
 class Killer:
@@ -108,10 +113,9 @@ def test_killing_the_launcher_and_all_ranks_at_once_leaves_the_files_of_the_rank
         "from tests.executor.test_launch import endless\n"
         f"execute(endless(2), folder=Path({str(tmp_path)!r}))\n"
     )
-    path = rank_path(tmp_path, 0)
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, start_new_session=True) as launcher:
         try:
-            wait_until(lambda: path.is_file() and len(read_rank(path).decisions[0]) > 9, 60)
+            wait_until(lambda: (tmp_path / "ranks").is_dir() and num_decisions(tmp_path) > 9, 100)
         finally:
             os.killpg(launcher.pid, signal.SIGKILL)
     recorded, _ = replays(tmp_path, endless(2))
@@ -252,6 +256,11 @@ def test_a_file_is_read_while_it_is_written_and_every_edit_before_a_sum_is_told(
     path.write_text(text.replace('["sampled",9,0,[9]]\n', ""))
     with pytest.raises(RecordingError, match="counts 2"):
         read_rank(path)
+    for cut in (0, 40):  # the rank has just made its file
+        path.write_text(text[:cut])
+        assert list(read_records(path)) == []
+        with pytest.raises(RecordingError, match="has no whole line yet"):
+            read_rank(path)
     path.write_text(text.replace('"rank":0', '"rank":null'))
     with pytest.raises(RecordingError, match="header field 'rank': expected int"):
         read_rank(path)
