@@ -94,7 +94,10 @@ class RankFile:
 
 
 class KeptRecording(Recording):
-    """The recording of one rank, in memory and in its file. Only what is about ``rank`` may be put into it."""
+    """The recording of one rank, in memory and in its file. Only what is about ``rank`` may be put into it.
+
+    Records of numbers are formatted here, in the form of ``line_of``: a quarter of the time, several an iteration.
+    """
 
     def __init__(self, of: Recording, rank: int, path: Path) -> None:
         super().__init__(of.pp_size, tp_replicas=of.tp_replicas, name=of.name, seed=of.seed, world=of.world)
@@ -115,19 +118,21 @@ class KeptRecording(Recording):
 
     def span(self, rank: int, stream: str, slot: int, iteration: int, start_ns: int, end_ns: int) -> None:
         super().span(rank, stream, slot, iteration, start_ns, end_ns)
-        self.file.add(line_of("span", rank, stream, slot, iteration, start_ns, end_ns))
+        self.file.add(f'["span",{rank},"{stream}",{slot},{iteration},{start_ns},{end_ns}]')
 
     def visited(self, rank: int, time_ns: int) -> None:
         super().visited(rank, time_ns)
-        self.file.add(line_of("visits", rank, len(self.visits[rank]) - 1, (time_ns,)))
+        self.file.add(f'["visits",{rank},{len(self.visits[rank]) - 1},[{time_ns}]]')
 
     def has_left(self, rank: int, left: Left) -> None:
         super().has_left(rank, left)
-        self.file.add(line_of("left", rank, *left))
+        dst, kind, iteration, leaves_ns, sent_ns = left
+        self.file.add(f'["left",{rank},{dst},"{kind}",{iteration},{leaves_ns},{sent_ns}]')
 
     def has_come(self, rank: int, came: Came) -> None:
         super().has_come(rank, came)
-        self.file.add(line_of("came", rank, *came))
+        src, kind, iteration, arrival_ns = came
+        self.file.add(f'["came",{rank},{src},"{kind}",{iteration},{arrival_ns}]')
 
     def arrival(self, rid: str, at_ns: int, num_prompt_tokens: int, num_output_tokens: int) -> None:
         super().arrival(rid, at_ns, num_prompt_tokens, num_output_tokens)
@@ -150,7 +155,7 @@ class KeptRecording(Recording):
 
     def sampled(self, iteration: int, slot: int, token_ids: tuple[int, ...]) -> None:
         super().sampled(iteration, slot, token_ids)
-        self.file.add(line_of("sampled", iteration, slot, token_ids))
+        self.file.add(f'["sampled",{iteration},{slot},[{",".join(map(str, token_ids))}]]')
 
     def flush(self) -> None:
         self.file.flush()

@@ -206,6 +206,9 @@ def test_a_whole_run_is_on_file_as_it_is_in_memory(tmp_path: Path) -> None:
     recorded = assemble(tmp_path)
     assert recorded.cuts == []
     assert first_difference(recorded, kept.recording, times=True) is None
+    for rank in (0, 1):
+        for row in rank_path(tmp_path, rank).read_text().splitlines():
+            assert json.dumps(json.loads(row), separators=(",", ":")) == row  # one form, whoever has formatted it
     assert [r.status for r in recorded.replies if r.rid == "R1"][-1] == "aborted"
     assert len(recorded.samples) == sum(bool(d.pieces) for d in recorded.decisions[1])
     assert set(recorded.messages) == {(0, 1, "hidden"), (1, 0, "output"), (0, 1, "output")}
