@@ -19,8 +19,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ppsim.core.effects import Effects
+from ppsim.core.loop import Loop
+from ppsim.core.rank import Plan, Rank
 from ppsim.plugin import load
 from ppsim.recording.agreement import disagreement
+from ppsim.recording.rank_file import KeptRecording
 from ppsim.recording.reader import read_recording
 from ppsim.recording.writer import write_recording
 from ppsim.scenario import Scenario
@@ -57,6 +61,53 @@ def measure_replay(num_iterations: int) -> None:
     ((_, mine, out),) = timed("replay", lambda: replay(again, scenario, load().change))
     found = timed("compare", lambda: disagreement(mine, out.recording, is_whole=True))
     print("equal" if found is None else f"different: {found}")
+
+
+class Timed(Loop):
+    """Measures, in the process of a rank, what its recording takes: every call that puts something into it."""
+
+    def plan(self) -> Plan:
+        measure_recording()
+        return super().plan()
+
+    def at_end(self) -> Plan:
+        return (*super().at_end(), tell)
+
+
+METHODS = (
+    *("decision", "harvest", "observed", "span", "visited", "has_left", "has_come", "arrival", "ingested"),
+    *("reply", "sampled", "flush"),
+)
+spent: dict[str, Any] = {"s": 0.0, "calls": 0, "began": 0.0, "folder": None}
+
+
+def measure_recording() -> None:
+    if spent["began"]:
+        return
+    for name in METHODS:
+        setattr(KeptRecording, name, clocked(getattr(KeptRecording, name)))
+    spent["began"] = time.thread_time()
+
+
+def clocked(method: Callable[..., Any]) -> Callable[..., Any]:
+    def call(self: KeptRecording, *given: Any) -> Any:
+        began = time.thread_time()
+        try:
+            return method(self, *given)
+        finally:
+            spent["s"] += time.thread_time() - began
+            spent["calls"] += 1
+            spent["folder"] = self.file.path.parent.parent
+
+    return call
+
+
+def tell(rank: Rank) -> Effects[None]:
+    loop_s = time.thread_time() - spent["began"]
+    told = {"recording_s": spent["s"], "loop_s": loop_s, "calls": spent["calls"], "iterations": rank.iteration}
+    path = Path(spent["folder"]) / f"cpu-{rank.config.pp_rank}.json"
+    path.write_text(json.dumps(told))
+    yield from ()
 
 
 def measure_overhead(rounds: int) -> None:

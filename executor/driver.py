@@ -49,8 +49,8 @@ from ppsim.recording import Recording
 from ppsim.recording.schema import WALL_CLOCK, Came, Left
 
 TERMINAL = ("finished", "aborted", "refused")
-WRITTEN_BEFORE = (Send, Recv, Commit, Launch, Ingest, AwaitLocal)
-"""Effects with which something leaves the rank, or which may take long: what was recorded is on file before them."""
+WRITTEN_BEFORE = (Send, Recv, Ingest, AwaitLocal)
+"""Effects with which something leaves the rank, or in which it may wait: what was recorded is on file before them."""
 
 
 class Answers:

@@ -248,6 +248,8 @@ def show_place(side: Side, until: Until) -> int:
 
 def inbox_lines(out: Replayed, rank: int) -> list[str]:
     """Messages on their way to a rank, by sender and lane, in order; and those that it has put aside."""
+    from ppsim.core.channels import put_aside
+
     lines = []
     queues = out.setting.network.queues
     for src, dst, lane in sorted(queues, key=lambda address: (address[0], address[1], address[2].value)):
@@ -255,7 +257,7 @@ def inbox_lines(out: Replayed, rank: int) -> list[str]:
         if dst == rank and parcels:
             texts = [f"{p.message.kind.value} of iteration {p.message.iteration}" for p in parcels]
             lines.append(f"inbox from rank {src}, lane {lane.value}: {', '.join(texts)}")
-    for src, kind, iterations in out.setting.ranks[rank].rank.link.put_aside():
+    for src, kind, iterations in put_aside(out.setting.ranks[rank].rank.link):
         told = ", ".join(map(str, iterations))
         lines.append(f"put aside from rank {src}: {kind} of iteration {told}")
     return lines or ["inbox: empty"]

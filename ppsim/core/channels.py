@@ -53,14 +53,6 @@ class Endpoint:
         """Messages put aside; zero at the end of an iteration in the basic loops (invariant 36)."""
         return sum(len(queue) for queue in self._inbox.values())
 
-    def put_aside(self) -> list[tuple[int, str, list[int]]]:
-        """The messages in the inbox, for reports: (sender, kind, iterations in order)."""
-        return [
-            (src, kind.value, [message.iteration for message in queue])
-            for (src, _, kind), queue in self._inbox.items()
-            if queue
-        ]
-
     def send(self, dst: int, message: Message, paired: bool = False) -> Effects[Work]:
         return send(dst, message, paired)
 
@@ -94,6 +86,15 @@ class Endpoint:
         if message.iteration > iteration:
             return f"rank {src} left a message out, or rank {self.rank_id} waits for one that is not due"
         return f"rank {src} sent a message too many, or rank {self.rank_id} missed one"
+
+
+def put_aside(link: Endpoint) -> list[tuple[int, str, list[int]]]:
+    """The messages in a rank's inbox, for reports: (sender, kind, iterations in order)."""
+    return [
+        (src, kind.value, [message.iteration for message in queue])
+        for (src, _, kind), queue in link._inbox.items()
+        if queue
+    ]
 
 
 def commit_all(works: list[Work]) -> Effects[None]:

@@ -94,7 +94,10 @@ class RankFile:
 
 
 class KeptRecording(Recording):
-    """The recording of one rank, in memory and in its file. Only what is about ``rank`` may be put into it."""
+    """The recording of one rank, in memory and in its file. Only what is about ``rank`` may be put into it.
+
+    Records of numbers are formatted here, in the form of ``line_of``: a quarter of the time, several an iteration.
+    """
 
     def __init__(self, of: Recording, rank: int, path: Path) -> None:
         super().__init__(of.pp_size, tp_replicas=of.tp_replicas, name=of.name, seed=of.seed, world=of.world)
@@ -115,19 +118,21 @@ class KeptRecording(Recording):
 
     def span(self, rank: int, stream: str, slot: int, iteration: int, start_ns: int, end_ns: int) -> None:
         super().span(rank, stream, slot, iteration, start_ns, end_ns)
-        self.file.add(line_of("span", rank, stream, slot, iteration, start_ns, end_ns))
+        self.file.add(f'["span",{rank},"{stream}",{slot},{iteration},{start_ns},{end_ns}]')
 
     def visited(self, rank: int, time_ns: int) -> None:
         super().visited(rank, time_ns)
-        self.file.add(line_of("visits", rank, len(self.visits[rank]) - 1, (time_ns,)))
+        self.file.add(f'["visits",{rank},{len(self.visits[rank]) - 1},[{time_ns}]]')
 
     def has_left(self, rank: int, left: Left) -> None:
         super().has_left(rank, left)
-        self.file.add(line_of("left", rank, *left))
+        dst, kind, iteration, leaves_ns, sent_ns = left
+        self.file.add(f'["left",{rank},{dst},"{kind}",{iteration},{leaves_ns},{sent_ns}]')
 
     def has_come(self, rank: int, came: Came) -> None:
         super().has_come(rank, came)
-        self.file.add(line_of("came", rank, *came))
+        src, kind, iteration, arrival_ns = came
+        self.file.add(f'["came",{rank},{src},"{kind}",{iteration},{arrival_ns}]')
 
     def arrival(self, rid: str, at_ns: int, num_prompt_tokens: int, num_output_tokens: int) -> None:
         super().arrival(rid, at_ns, num_prompt_tokens, num_output_tokens)
@@ -150,7 +155,7 @@ class KeptRecording(Recording):
 
     def sampled(self, iteration: int, slot: int, token_ids: tuple[int, ...]) -> None:
         super().sampled(iteration, slot, token_ids)
-        self.file.add(line_of("sampled", iteration, slot, token_ids))
+        self.file.add(f'["sampled",{iteration},{slot},[{",".join(map(str, token_ids))}]]')
 
     def flush(self) -> None:
         self.file.flush()
@@ -192,7 +197,10 @@ def read_rank(path: Path) -> Recording:
     Raises RecordingError with the line for a file that is not of a rank, or was edited.
     """
     records = read_records(path)
-    _, head = next(records)
+    begin = next(records, None)
+    if begin is None:
+        raise RecordingError(str(path), 0, "has no whole line yet, expected a recording")
+    _, head = begin
     recording = read_header(str(path), text_of(head[0]))
     put = Placer(recording)
     number, is_whole = 1, False
@@ -244,8 +252,6 @@ def checked(path: str, source: Iterator[bytes]) -> Iterator[tuple[str, list[Any]
             yield kind, fields
         digest.update(row)
         num_lines += 1
-    if not num_lines:
-        raise RecordingError(path, 0, "is empty, expected a recording")
 
 
 def read_head(path: str, line: str) -> dict[str, Any]:
@@ -277,7 +283,7 @@ def discard_ranks(folder: Path) -> None:
 
 def assemble(folder: Path) -> Recording:
     """The recording of a run from the files of its ranks, however far they go. Raises RecordingError."""
-    parts = {rank: read_rank(path) for rank, path in files_of(folder)}
+    parts = {rank: read_rank(path) for rank, path in files_of(folder) if next(read_records(path), None) is not None}
     whole = read_rank(folder / RANKS / LAUNCH)
     for rank, part in parts.items():
         if header(part) != header(whole):
@@ -286,7 +292,7 @@ def assemble(folder: Path) -> Recording:
         if rank in parts:
             whole.absorb(rank, parts[rank])
         else:
-            whole.cuts.append(f"rank {rank} has left no file: it had not started")
+            whole.cuts.append(f"rank {rank} has left no record: it had not started")
     whole.join_messages()
     return whole
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -32,13 +33,13 @@ from ppsim.recording import Recording
 from ppsim.recording.agreement import disagreement
 from ppsim.recording.diff import first_difference
 from ppsim.recording.folder import RunFolder, open_run, read_verdict
-from ppsim.recording.rank_file import CannotRecord, RankFile, assemble, rank_path, read_rank, read_records
+from ppsim.recording.rank_file import CannotRecord, RankFile, assemble, has_ranks, rank_path, read_rank, read_records
 from ppsim.recording.reader import RecordingError
 from ppsim.recording.standing import read_standing
 from ppsim.scenario import Scenario
 from ppsim.world.replayed import replay
 from tests.executor.small import small_scenario
-from tests.executor.test_launch import ROOT, Killer, endless, is_alive, wait_until
+from tests.executor.test_launch import ROOT, endless, is_alive, wait_until
 
 
 def ppsim(*arguments: str) -> Result:
@@ -58,17 +59,39 @@ def replays(folder: Path, scenario: Scenario, *changes: str) -> tuple[Recording,
     return recorded, out
 
 
-@pytest.mark.parametrize(("victim", "delay_s"), [(0, 0.0), (1, 0.9), (0, 1.3)])
-def test_a_killed_rank_leaves_its_records_and_what_it_was_doing(victim: int, delay_s: float, tmp_path: Path) -> None:
+def num_decisions(folder: Path) -> int:
+    """Of the first rank, looked at in the middle of a run, at whatever moment."""
+    return len(assemble(folder).decisions[0]) if has_ranks(folder) else 0
+
+
+class Killer:
+    """Kills a rank, seen from the launcher's own tick: as soon as it has decided ``after`` iterations on file."""
+
+    def __init__(self, folder: Path, victim: int, after: int) -> None:
+        self.folder, self.victim, self.after = folder, victim, after
+        self.pids: dict[str, int] = {}
+        self.killed_at = 0.0
+
+    def __call__(self, num_ended: int, num_requests: int) -> None:
+        path = rank_path(self.folder, self.victim)
+        if self.killed_at or (self.after and not path.is_file()):
+            return
+        if not self.after or len(read_rank(path).decisions[self.victim]) >= self.after:
+            self.pids = {child.name: child.pid or 0 for child in multiprocessing.active_children()}
+            self.killed_at = time.monotonic()
+            os.kill(self.pids[f"ppsim-rank-{self.victim}"], signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("victim", "after"), [(0, 0), (1, 1), (0, 12)])
+def test_a_killed_rank_leaves_its_records_and_what_it_was_doing(victim: int, after: int, tmp_path: Path) -> None:
     before = shared_memory()
     scenario = endless(2)
-    killer = Killer(2, victim, delay_s)
-    killer.start()
+    killer = Killer(tmp_path, victim, after)
     with pytest.raises(RankDied) as caught:
-        execute(scenario, start_method="forkserver", folder=tmp_path)
+        execute(scenario, start_method="forkserver", folder=tmp_path, progress=killer)
     keep_what_there_is(RunFolder(tmp_path), caught.value)
     assert time.monotonic() - killer.killed_at < 10
-    assert not [pid for pid in killer.pids.values() if is_alive(pid)]
+    assert not [pid for name, pid in killer.pids.items() if name.startswith("ppsim-rank") and is_alive(pid)]
     assert shared_memory() <= before
     verdict = read_verdict(str(tmp_path))
     assert (verdict.kind, verdict.exit_code, verdict.rank) == ("fail", 3, victim)
@@ -90,10 +113,9 @@ def test_killing_the_launcher_and_all_ranks_at_once_leaves_the_files_of_the_rank
         "from tests.executor.test_launch import endless\n"
         f"execute(endless(2), folder=Path({str(tmp_path)!r}))\n"
     )
-    path = rank_path(tmp_path, 0)
     with subprocess.Popen([sys.executable, "-c", script], cwd=ROOT, start_new_session=True) as launcher:
         try:
-            wait_until(lambda: path.is_file() and len(read_rank(path).decisions[0]) > 9, 60)
+            wait_until(lambda: (tmp_path / "ranks").is_dir() and num_decisions(tmp_path) > 9, 100)
         finally:
             os.killpg(launcher.pid, signal.SIGKILL)
     recorded, _ = replays(tmp_path, endless(2))
@@ -184,6 +206,9 @@ def test_a_whole_run_is_on_file_as_it_is_in_memory(tmp_path: Path) -> None:
     recorded = assemble(tmp_path)
     assert recorded.cuts == []
     assert first_difference(recorded, kept.recording, times=True) is None
+    for rank in (0, 1):
+        for row in rank_path(tmp_path, rank).read_text().splitlines():
+            assert json.dumps(json.loads(row), separators=(",", ":")) == row  # one form, whoever has formatted it
     assert [r.status for r in recorded.replies if r.rid == "R1"][-1] == "aborted"
     assert len(recorded.samples) == sum(bool(d.pieces) for d in recorded.decisions[1])
     assert set(recorded.messages) == {(0, 1, "hidden"), (1, 0, "output"), (0, 1, "output")}
@@ -234,6 +259,11 @@ def test_a_file_is_read_while_it_is_written_and_every_edit_before_a_sum_is_told(
     path.write_text(text.replace('["sampled",9,0,[9]]\n', ""))
     with pytest.raises(RecordingError, match="counts 2"):
         read_rank(path)
+    for cut in (0, 40):  # the rank has just made its file
+        path.write_text(text[:cut])
+        assert list(read_records(path)) == []
+        with pytest.raises(RecordingError, match="has no whole line yet"):
+            read_rank(path)
     path.write_text(text.replace('"rank":0', '"rank":null'))
     with pytest.raises(RecordingError, match="header field 'rank': expected int"):
         read_rank(path)

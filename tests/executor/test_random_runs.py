@@ -1,0 +1,17 @@
+"""Law: what real ranks record, whatever the scenario, is what the simulator does with the same inputs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="the executor extra is not installed")
+
+from tests.executor.random_runs import run_one
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_a_random_run_replays_record_by_record_with_the_tokens_of_transformers(seed: int, tmp_path: Path) -> None:
+    """200 of them: ``python -m tests.executor.random_runs 200``."""
+    run_one(seed, tmp_path)
