@@ -131,9 +131,9 @@ def test_the_options_of_a_command_are_those_of_its_help() -> None:
 
 
 def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """Links, anchors and the navigation: --strict makes each warning an error."""
+    """Links, anchors and the navigation: --strict makes each warning an error (and --quiet would hide them from it)."""
     pytest.importorskip("material", reason="the site needs the extra 'docs'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     pages = {p.relative_to(DOCS).with_suffix(".html").as_posix() for p in [*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb")]}
