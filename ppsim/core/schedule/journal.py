@@ -193,6 +193,12 @@ class Journal:
         return [entry for entry in self.entries if isinstance(entry, kind)]
 
     @property
+    def has_news(self) -> bool:
+        """Whether anything was added since actions and replies were handed out last."""
+        num_entries = len(self.entries)
+        return self._actions_from < num_entries or self._replies_from < num_entries
+
+    @property
     def due_actions(self) -> list[Action]:
         """What was asked of the surroundings and is not handed out yet."""
         return [entry for entry in self.entries[self._actions_from :] if type(entry) in ASKED]  # type: ignore[misc]
