@@ -71,7 +71,7 @@ class Endpoint:
         if parked:
             return parked.popleft()
         while True:
-            message = yield Recv(src, lane, kind, *self.awaited)
+            message: Message = yield Recv(src, lane, kind, *self.awaited)
             if message.kind is kind:
                 return message
             self._inbox.setdefault((src, lane, message.kind), deque()).append(message)

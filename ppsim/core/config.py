@@ -62,7 +62,7 @@ class RankConfig:
     # Dynamic chunking: (first prefix length, chunk size) in rising order; size 0 falls back to the fixed size.
     chunk_table: tuple[tuple[int, int], ...] = field(default=())
     # What follows from the above, worked out once: every phase of every iteration asks for it.
-    num_slots: int = field(init=False, compare=False, repr=False)  # L = pp_size + pp_async_batch_depth (protocol.md 0.2)
+    num_slots: int = field(init=False, compare=False, repr=False)  # L = pp_size + depth (protocol.md 0.2)
     is_first: bool = field(init=False, compare=False, repr=False)
     is_last: bool = field(init=False, compare=False, repr=False)
     has_timeouts: bool = field(init=False, compare=False, repr=False)

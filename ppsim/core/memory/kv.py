@@ -136,8 +136,9 @@ class KVCache:
         """Take pages for the next ``num_tokens`` tokens, evicting only what is missing, and count them as written."""
         missing = self._missing_pages(request, num_tokens)
         self._on_behalf_of(request)
-        self.evict_for(missing)
-        request.pages += self.pool.alloc(missing)
+        if missing:  # the last page has room for most tokens
+            self.evict_for(missing)
+            request.pages += self.pool.alloc(missing)
         request.kv_len += num_tokens
 
     def evict_for(self, num_pages: int) -> None:

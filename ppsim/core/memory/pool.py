@@ -7,8 +7,8 @@ A page returns to the free list when its last holder releases it. With pages of 
 larger pages what is freed together goes to its front, in rising order, as in SGLang's paged allocator. Either way equal
 decisions give equal page numbers on every rank (protocol.md 4.9: a consequence of lockstep, not a requirement).
 
-A prompt is mostly written on pages that follow each other and have the same holders. Such a run is counted at once: with
-pages of one token a prompt of a million tokens has a million of them.
+A prompt is mostly written on pages that follow each other and have the same holders. Such a run is counted at once:
+with pages of one token a prompt of a million tokens has a million of them.
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class Journal:
 
     def of(self, kind: type[E]) -> list[E]:
         """The entries of a kind, in order; handed out or not."""
-        return [entry for entry in self.entries if isinstance(entry, kind)]
+        return [entry for entry in self.entries if isinstance(entry, kind)] if self.entries else []
 
     @property
     def has_news(self) -> bool:
