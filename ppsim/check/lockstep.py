@@ -6,8 +6,12 @@ error or a hang (bugs.md B118).
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 from ppsim.core.effects import Decision, Harvest
 from ppsim.core.errors import InvariantViolation
+
+T = TypeVar("T", Decision, Harvest)
 
 DECISION_INVARIANTS = (
     ("mode", "INV-09"),
@@ -33,27 +37,28 @@ class Lockstep:
         self.num_ranks = num_ranks
         # The audit compares the state part by part and names the one that differs; here only its digest is known.
         self.decision_table = tuple(row for row in DECISION_INVARIANTS if not (audited and row[0] == "state_digest"))
-        self.decisions: dict[int, list[object]] = {}
-        self.harvests: dict[int, list[object]] = {}
+        self.decisions: dict[int, tuple[Decision, int]] = {}  # by iteration: the first one, ranks that were here
+        self.harvests: dict[int, tuple[Harvest, int]] = {}
 
     def decision(self, rank: int, decision: Decision) -> None:
         """Raises InvariantViolation if an earlier rank decided otherwise in this iteration."""
-        first = self._first(self.decisions, rank, decision)
-        if isinstance(first, Decision) and first != decision:
+        first = self._first(self.decisions, decision)
+        if first is not decision and first != decision:
             differ(first, decision, self.decision_table, rank)
 
     def harvest(self, rank: int, harvest: Harvest) -> None:
         """Raises InvariantViolation if an earlier rank harvested otherwise in this iteration."""
-        first = self._first(self.harvests, rank, harvest)
-        if isinstance(first, Harvest) and first != harvest:
+        first = self._first(self.harvests, harvest)
+        if first is not harvest and first != harvest:
             differ(first, harvest, HARVEST_INVARIANTS, rank)
 
-    def _first(self, seen: dict[int, list[object]], rank: int, record: Decision | Harvest) -> object:
-        entry = seen.setdefault(record.iteration, [record, 0])
-        count = entry[1] = int(str(entry[1])) + 1
-        if count == self.num_ranks:
-            del seen[record.iteration]
-        return entry[0]
+    def _first(self, seen: dict[int, tuple[T, int]], record: T) -> T:
+        first, num_before = seen.get(record.iteration, (record, 0))
+        if num_before + 1 < self.num_ranks:
+            seen[record.iteration] = (first, num_before + 1)
+        else:
+            seen.pop(record.iteration, None)
+        return first
 
 
 def differ(first: Decision | Harvest, mine: Decision | Harvest, table: tuple[tuple[str, str], ...], rank: int) -> None:

@@ -124,12 +124,10 @@ class Seat(Protocol):
 
 def phase_of(loop: Generator[Any, Any, Any]) -> str:
     """Name of the phase in which an event loop stands, for reports."""
-    names: list[str] = []
-    frame: Any = loop
-    while isinstance(frame, GeneratorType):
-        names.append(frame.__name__)
-        frame = frame.gi_yieldfrom
-    return names[1] if len(names) > 1 else names[0] if names else "ended"
+    if not isinstance(loop, GeneratorType):
+        return "ended"
+    phase = loop.gi_yieldfrom
+    return phase.__name__ if isinstance(phase, GeneratorType) else loop.__name__
 
 
 def last_phase(r: Seat) -> str:

@@ -98,10 +98,10 @@ def value_text(value: Any) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Tuples, records and dataclasses as lists and dictionaries."""
-    from dataclasses import asdict, is_dataclass
+    """A whole decision or harvest, where one side has none, by the names of its fields."""
+    from ppsim.core.effects import Decision, Harvest
 
-    return asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+    return value._asdict() if isinstance(value, Decision | Harvest) else value
 
 
 def difference_json(found: Difference | None, shows: Difference | None, of_two_worlds: bool) -> dict[str, Any]:

@@ -120,6 +120,9 @@ def render(value: object) -> str:
             return value.name
         case Fraction():
             return str(value)
+        case tuple() if hasattr(value, "_fields"):
+            inside = [f"{name}={render(item)}" for name, item in zip(value._fields, value, strict=True)]
+            return f"{type(value).__name__}({', '.join(inside)})"
         case tuple() | list():
             return "[" + ", ".join([render(item) for item in value]) + "]"
     record = getattr(type(value), "__dataclass_params__", None)

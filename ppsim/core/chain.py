@@ -57,7 +57,7 @@ class Chain:
         """The step as a phase of the list, under its own name."""
 
         def phase(rank: Rank) -> Effects[None]:
-            yield from step(rank, self)
+            return step(rank, self)
 
         phase.__name__, phase.__doc__ = step.__name__, step.__doc__
         return phase

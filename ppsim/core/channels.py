@@ -19,7 +19,7 @@ from collections import deque
 from typing import TypeVar
 
 from ppsim.core.config import RankConfig
-from ppsim.core.effects import Commit, Effects, Work, recv, send
+from ppsim.core.effects import Commit, Effects, Recv, Work, send
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Check, Conclusion, Hidden, Kind, Lane, Message, Meta, Output, Side, Start, Vote
 
@@ -40,13 +40,9 @@ class Endpoint:
         self.next = (config.pp_rank + 1) % stages * width + config.tp_rank
         self.prev = (config.pp_rank - 1) % stages * width + config.tp_rank
         self.replicas = tuple(self.leader + t for t in range(1, width))
+        self.is_leader = self.rank_id == self.leader  # the replica of its stage that talks on the control lane
         self.awaited = (-1, -1)  # iteration and slot of the message that is received now, for reports
         self._inbox: dict[tuple[int, Lane, Kind], deque[Message]] = {}
-
-    @property
-    def is_leader(self) -> bool:
-        """The replica of its stage that talks on the control lane."""
-        return self.rank_id == self.leader
 
     @property
     def inbox_size(self) -> int:
@@ -77,7 +73,7 @@ class Endpoint:
         if parked:
             return parked.popleft()
         while True:
-            message = yield from recv(src, lane, kind, *self.awaited)
+            message: Message = yield Recv(src, lane, kind, *self.awaited)
             if message.kind is kind:
                 return message
             self._inbox.setdefault((src, lane, message.kind), deque()).append(message)
@@ -98,7 +94,7 @@ def put_aside(link: Endpoint) -> list[tuple[int, str, list[int]]]:
 
 
 def commit_all(works: list[Work]) -> Effects[None]:
-    """Wait for each outstanding send in order, then forget them (protocol.md 3.1)."""
+    """Wait for each outstanding send in order, then forget them (protocol.md 3.1). Callers leave it out for none."""
     for work in works:
         yield Commit(work)
     works.clear()

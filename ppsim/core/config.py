@@ -61,19 +61,21 @@ class RankConfig:
     consensus_check_interval: int = 0  # iterations between two comparisons of calls (checker.py); 0: off
     # Dynamic chunking: (first prefix length, chunk size) in rising order; size 0 falls back to the fixed size.
     chunk_table: tuple[tuple[int, int], ...] = field(default=())
+    # What follows from the above, worked out once: every phase of every iteration asks for it.
+    num_slots: int = field(init=False, compare=False, repr=False)  # L = pp_size + depth (protocol.md 0.2)
+    is_first: bool = field(init=False, compare=False, repr=False)
+    is_last: bool = field(init=False, compare=False, repr=False)
+    has_timeouts: bool = field(init=False, compare=False, repr=False)
 
-    @property
-    def num_slots(self) -> int:
-        """L = pp_size + pp_async_batch_depth (protocol.md 0.2)."""
-        return self.pp_size + self.pp_async_batch_depth
-
-    @property
-    def is_first(self) -> bool:
-        return self.pp_rank == 0
-
-    @property
-    def is_last(self) -> bool:
-        return self.pp_rank == self.pp_size - 1
+    def __post_init__(self) -> None:
+        derived = {
+            "num_slots": self.pp_size + self.pp_async_batch_depth,
+            "is_first": self.pp_rank == 0,
+            "is_last": self.pp_rank == self.pp_size - 1,
+            "has_timeouts": bool(self.waiting_timeout_ms or self.running_timeout_ms),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @property
     def polls_again(self) -> bool:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ppsim.core.actions import ACTIONS, Action
 from ppsim.core.agreed import Local
@@ -141,8 +141,7 @@ CLOSED = "closed"  # batch_is_full with nothing running: nothing in the loop ope
 DEFERRED = "deferred"  # prefill_decode_interval, although the slot had nothing to decode
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """One visit of a slot, in logical terms only: no time, no address. This is what the digests cover."""
 
     iteration: int
@@ -155,8 +154,7 @@ class Decision:
     stall: str = ""  # a rule, not a want of work or memory, left this visit empty: CLOSED or DEFERRED
 
 
-@dataclass(frozen=True, slots=True)
-class Harvest:
+class Harvest(NamedTuple):
     """What one iteration delivered. ``harvested`` is the launch iteration, None if the slot held nothing."""
 
     iteration: int

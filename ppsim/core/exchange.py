@@ -33,7 +33,8 @@ class Exchange:
 
     def exchange(self, rank: Rank) -> Effects[None]:
         """Protocol.md 1.5: wait for the previous output send, then send and receive in the order of the backend."""
-        yield from commit_all(rank.send_output_work)
+        if rank.send_output_work:
+            yield from commit_all(rank.send_output_work)
         rank.received = None
         if rank.config.pp_size == 1:
             rank.received = self.own_output(rank)

@@ -8,7 +8,7 @@ f = j+P (launched ``depth`` iterations ago).
 from __future__ import annotations
 
 from ppsim.core.channels import commit_all, shape_error
-from ppsim.core.effects import Effects, act, await_tokens, decided, harvested, ingest, launch, reply
+from ppsim.core.effects import Decided, Effects, Harvested, act, await_tokens, ingest, launch, reply
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Hidden, Lane, Meta, Output, Shutdown
 from ppsim.core.rank import Rank
@@ -26,7 +26,8 @@ def ingest_inputs(rank: Rank) -> Effects[None]:
             rank.inputs = ()  # Shutdown was read; what follows only lets the last conclusions arrive
             return
         rank.inputs = yield from ingest(rank.iteration, is_idle(rank))
-        rank.inputs += yield from expired(rank)
+        if config.has_timeouts:
+            rank.inputs += yield from expired(rank)
     else:
         meta = yield from link.receive(Meta, link.prev, Lane.CONTROL, rank.iteration, rank.slot)
         rank.inputs = meta.inputs
@@ -34,15 +35,19 @@ def ingest_inputs(rank: Rank) -> Effects[None]:
 
 def forward_inputs(rank: Rank) -> Effects[None]:
     """Step 2, ``commit_inputs``, ``share_inputs`` and ``send_inputs`` in one: here the list is passed on at once."""
-    yield from commit_inputs(rank)
-    yield from share_inputs(rank)
+    if rank.send_req_work:
+        yield from commit_inputs(rank)
+    if rank.link.replicas:
+        yield from share_inputs(rank)
     yield from send_inputs(rank)
-    rank.stopped = any(isinstance(item, Shutdown) for item in rank.inputs)
+    if rank.inputs:
+        rank.stopped = any(isinstance(item, Shutdown) for item in rank.inputs)
 
 
 def commit_inputs(rank: Rank) -> Effects[None]:
     """Wait for the list of the previous iteration: it was taken, and the next rank is at most one iteration behind."""
-    yield from commit_all(rank.send_req_work)
+    if rank.send_req_work:
+        yield from commit_all(rank.send_req_work)
 
 
 def share_inputs(rank: Rank) -> Effects[None]:
@@ -72,12 +77,13 @@ def is_idle(rank: Rank) -> bool:
 
 def apply_inputs(rank: Rank) -> Effects[None]:
     """Step 3a: process the request list of this iteration."""
-    inputs = rank.inputs
-    if not (rank.config.is_first and rank.link.is_leader):
+    inputs, config = rank.inputs, rank.config
+    if config.has_timeouts and not (config.is_first and rank.link.is_leader):
         inputs += yield from expired(rank)
     rank.scheduler.iteration = rank.iteration
     rank.scheduler.apply(inputs)
-    yield from ask_environment(rank)
+    if rank.journal.has_news:
+        yield from ask_environment(rank)
 
 
 def ask_environment(rank: Rank) -> Effects[None]:
@@ -90,9 +96,9 @@ def schedule(rank: Rank) -> Effects[None]:
     """Step 3b: choose the batch of this slot."""
     rank.batch, decision = rank.scheduler.schedule(rank.iteration)
     rank.sweep_had_batch |= rank.batch is not None
-    yield from decided(decision)
-    yield from ask_environment(rank)
-    yield from send_replies(rank)
+    yield Decided(decision)
+    if rank.journal.has_news:
+        yield from hand_out(rank)
 
 
 def receive_hidden(rank: Rank) -> Effects[None]:
@@ -121,7 +127,8 @@ def receive_hidden(rank: Rank) -> Effects[None]:
 
 def commit_hidden(rank: Rank) -> Effects[None]:
     """Step 6: the hidden states of the previous iteration must have been taken before the next launch."""
-    yield from commit_all(rank.send_proxy_work)
+    if rank.send_proxy_work:
+        yield from commit_all(rank.send_proxy_work)
 
 
 def launch_batch(rank: Rank) -> Effects[None]:
@@ -174,7 +181,13 @@ def absorb_outputs(rank: Rank) -> Effects[None]:
 
 def report_harvest(rank: Rank) -> Effects[None]:
     """Everything that this iteration delivered or ended is known: record it, act on it, tell the clients."""
-    yield from harvested(rank.scheduler.harvest(rank.iteration))
+    yield Harvested(rank.scheduler.harvest(rank.iteration))
+    if rank.journal.has_news:
+        yield from hand_out(rank)
+
+
+def hand_out(rank: Rank) -> Effects[None]:
+    """What the scheduler asked of this rank's surroundings, then what it answers clients."""
     yield from ask_environment(rank)
     yield from send_replies(rank)
 

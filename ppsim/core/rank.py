@@ -43,7 +43,7 @@ class Rank:
     local_tokens: tuple[int, int] = (0, 0)  # capacities of this rank alone: KV pool, host tier
     iteration: int = 0
     stopped: bool = False
-    started: Scheduler | None = None
+    started: Scheduler | None = None  # the same as ``scheduler``; None: not yet
     journal: Journal = field(default_factory=Journal)
     checker: Checker | None = None  # None: no call is recorded
     send_req_work: list[Work] = field(default_factory=list)
@@ -71,21 +71,16 @@ class Rank:
     hidden: Hidden | None = None  # received for this batch
     hidden_out: Hidden | None = None  # produced by this batch
     received: Output | None = None  # output of the slot that is harvested in this iteration
-
-    @property
-    def scheduler(self) -> Scheduler:
-        """The replicated scheduler; it exists once the capacity is agreed."""
-        assert self.started is not None
-        return self.started
+    scheduler: Scheduler = field(init=False)  # the replicated scheduler; it exists once the capacity is agreed
 
     def start(self, capacity_tokens: Agreed[int], host_tokens: Agreed[int] | None = None) -> None:
         """Make the scheduler from the agreed capacities (None: no host tier); nothing local can reach it."""
         num_host_tokens = 0 if host_tokens is None else host_tokens.value
-        self.started = self.make_scheduler(
+        self.started = self.scheduler = self.make_scheduler(
             self.config, capacity_tokens.value, num_host_tokens, self.policy, self.journal
         )
-        self.started.refusals_left = self.refusals
-        s = self.started
+        s = self.scheduler
+        s.refusals_left = self.refusals
         owners = (s, s.role, s.kv, s.kv.tree, s.kv.pool)
         self.checker = start_checker(self.config, owners, lambda: self.iteration)
 

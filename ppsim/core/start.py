@@ -7,7 +7,7 @@ along, so that ranks that were started with different arguments refuse to run in
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import fields
 from typing import TypeAlias
 
 from ppsim.core.agreed import agree
@@ -30,7 +30,8 @@ def lower(a: Tokens, b: Tokens) -> Tokens:
 
 def fingerprint(config: RankConfig) -> str:
     """Digest of all arguments that the ranks of a run share."""
-    shared = {key: str(value) for key, value in asdict(config).items() if key not in ("pp_rank", "tp_rank")}
+    given = [argument.name for argument in fields(config) if argument.init]
+    shared = {name: str(getattr(config, name)) for name in given if name not in ("pp_rank", "tp_rank")}
     return digest(sorted(shared.items()))
 
 

@@ -15,10 +15,7 @@ from ppsim.core.schedule.request import Request, State
 
 def expired(rank: Rank) -> Effects[tuple[AbortReq, ...]]:
     """Aborts for requests that have waited or run for too long by this rank's clock."""
-    config = rank.config
-    if not (config.waiting_timeout_ms or config.running_timeout_ms):
-        return ()
-    if not rank.watches_timeouts:
+    if not rank.config.has_timeouts or not rank.watches_timeouts:
         return ()
     now_ms = (yield from observe(Clock(), rank.iteration)).value[0]
     stamp_all(rank, now_ms)

@@ -125,11 +125,12 @@ class SimulatedRank:
             self.effect = effect
             if self.pauses and self.rank.iteration >= self.pauses[0].at_iteration:
                 yield from self._pause()
-            for look in befores[type(effect)]:
+            kind = type(effect)
+            for look in befores[kind]:
                 look(effect)
-            handler = handlers[type(effect)]
+            handler = handlers[kind]
             reply = handler(effect)
-            while isinstance(reply, Pending):
+            while reply is BLOCKED or reply is BEHIND:
                 if reply is BEHIND:
                     yield self.env.timeout(self.now - self.env.now)
                 else:
@@ -137,7 +138,7 @@ class SimulatedRank:
                     yield self._wake
                 reply = handler(effect)
             self.waits_for = None
-            for look_back in afters[type(effect)]:
+            for look_back in afters[kind]:
                 look_back(effect, reply)
 
     def _pause(self) -> Generator[Event, None, None]:
@@ -161,8 +162,9 @@ class SimulatedRank:
 
     def wake(self) -> None:
         """Try the blocked effect again."""
-        if self._wake is not None and not self._wake.triggered:
+        if self._wake is not None:
             self._wake.succeed()
+            self._wake = None
 
     def phase(self) -> str:
         """Name of the phase the loop stands in, for reports."""
@@ -257,23 +259,26 @@ class SimulatedRank:
 
     def _recv(self, effect: fx.Recv) -> Any:
         network = self.setting.network
-        parcel = network.head(effect.src, self.rank_id, effect.lane)
-        if parcel is None:
+        queue = network.queues.get((effect.src, self.rank_id, effect.lane))
+        if not queue:
             self.waits_for = effect.src
             return BLOCKED
+        parcel = queue[0]
         if parcel.posted_ns is None:
             sender = self.setting.ranks[effect.src]
             network.ask(parcel, self.now, sender.streams)
             sender.wake()
         if parcel.payload is not None and not self._received(parcel):
             return BLOCKED
-        network.take(effect.src, self.rank_id, effect.lane)
-        self.now = max(self.now, parcel.meta_ns)
-        if parcel.payload is not None:
-            kind, iteration = parcel.message.kind.value, parcel.message.iteration
-            times = (parcel.leaves_ns, parcel.sent_until_ns, parcel.arrival_ns)
-            self.setting.recording.message(effect.src, self.rank_id, kind, iteration, *times)
-        return parcel.message if parcel.payload is None else self._arrived(parcel)
+        queue.popleft()
+        if parcel.meta_ns > self.now:
+            self.now = parcel.meta_ns
+        if parcel.payload is None:
+            return parcel.message
+        kind, iteration = parcel.message.kind.value, parcel.message.iteration
+        times = (parcel.leaves_ns, parcel.sent_until_ns, parcel.arrival_ns)
+        self.setting.recording.message(effect.src, self.rank_id, kind, iteration, *times)
+        return self._arrived(parcel)
 
     def _arrived(self, parcel: Parcel) -> Hidden | Output:
         source, message = parcel.payload, parcel.message

@@ -200,9 +200,6 @@ class Network:
         queue = self.queues.get((src, dst, lane))
         return queue[0] if queue else None
 
-    def take(self, src: int, dst: int, lane: Lane) -> Parcel:
-        return self.queues[(src, dst, lane)].popleft()
-
     def _keep_order(self, key: tuple[int, int, object], at_ns: int) -> int:
         """No earlier than what went before on this link."""
         before = self.in_order.get(key, 0)

@@ -8,13 +8,13 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ppsim.core.errors import PoolError
-from ppsim.core.memory.pool import Pool
+from ppsim.core.memory.pool import MIN_RUN, Pool, run_of
 
 
 class PoolAgainstHolderLists(RuleBasedStateMachine):
     """A grant is what one holder has; a page is free when no grant contains it."""
 
-    @initialize(num_tokens=st.integers(1, 40), page_size=st.sampled_from([1, 2, 3, 8]))
+    @initialize(num_tokens=st.integers(1, 40) | st.integers(100, 200), page_size=st.sampled_from([1, 2, 3, 8]))
     def start(self, num_tokens: int, page_size: int) -> None:
         self.pool = Pool(num_tokens, page_size)
         self.num_pages = num_tokens // page_size
@@ -25,7 +25,7 @@ class PoolAgainstHolderLists(RuleBasedStateMachine):
     def held(self, page: int) -> int:
         return sum(grant.count(page) for grant in self.grants)
 
-    @rule(num_pages=st.integers(0, 12))
+    @rule(num_pages=st.integers(0, 12) | st.integers(16, 60))  # also more than MIN_RUN, counted as runs
     def alloc(self, num_pages: int) -> None:
         if num_pages > len(self.free):
             with pytest.raises(PoolError, match=f"{num_pages} pages asked for, {len(self.free)} of {self.num_pages}"):
@@ -40,7 +40,7 @@ class PoolAgainstHolderLists(RuleBasedStateMachine):
     @rule(data=st.data())
     def share(self, data: st.DataObject) -> None:
         grant = data.draw(st.sampled_from(self.grants))
-        part = grant[: data.draw(st.integers(0, len(grant)))]
+        part = grant[data.draw(st.integers(0, 2)) : data.draw(st.integers(0, len(grant)))]
         self.pool.share(part)
         self.grants.append(list(part))
 
@@ -94,3 +94,31 @@ def test_the_audit_finds_a_lost_page_and_a_doubled_one() -> None:
     assert "3 free + 0 held" in pool.audit()
     pool._free.give_back([2])
     assert pool.audit() == "a page is in the free list twice"
+
+
+def test_a_run_is_the_pages_in_their_order_and_only_that() -> None:
+    assert run_of(list(range(5, 40))) == range(5, 40)
+    assert run_of(list(range(5, 5 + MIN_RUN - 1))) is None, "too few to be worth it"
+    assert run_of(list(range(39, 4, -1))) is None
+    assert run_of([5, *range(7, 39), 6, 39]) is None, "right ends, right length, another order"
+    assert run_of([]) is None
+
+
+def test_a_run_with_a_free_page_in_it_is_refused_and_names_the_page() -> None:
+    pool = Pool(100, 1)
+    pages = pool.alloc(60)
+    pool.release(pages[30:31])
+    with pytest.raises(PoolError, match=f"page {pages[30]} is free and cannot be shared"):
+        pool.share(pages)
+    pool = Pool(100, 1)
+    pages = pool.alloc(60)
+    pool.release(pages[30:31])
+    with pytest.raises(PoolError, match=f"page {pages[30]} is freed twice"):
+        pool.release(pages)
+
+
+def test_a_run_beyond_what_was_ever_taken_is_refused() -> None:
+    pool = Pool(100, 1)
+    pages = pool.alloc(20)
+    with pytest.raises(PoolError, match=f"page {pages[-1] + 1} is free and cannot be shared"):
+        pool.share([*pages, *range(pages[-1] + 1, 90)])

@@ -67,6 +67,23 @@ class RadixAgainstSpans(RuleBasedStateMachine):
         self.tree.unlock(node)
         self.naive.unlock(path)
 
+    @precondition(lambda self: self.locks)
+    @rule(data=st.data(), rest=KEYS)
+    def extend(self, data: st.DataObject, rest: Tokens) -> None:
+        """Below a locked node it is what insert and match of the whole key are: content, recency, answer."""
+        node, path = data.draw(st.sampled_from(self.locks))
+        own = self.pool.alloc(-(-len(rest) // self.page))
+        found = self.tree.extend(node, pack(rest), own)
+        known, expected = self.naive.insert((*path, *rest)), self.naive.match((*path, *rest))
+        for index, page in enumerate(own[: len(rest) // self.page]):
+            end = len(path) + (index + 1) * self.page
+            if end > len(known):
+                self.content[(*path, *rest)[:end]] = page
+        assert len(path) + found.num_tokens == len(expected)
+        assert found.pages == self.pages_of(expected)[len(path) // self.page :]
+        assert found.node is self.tree.root or dict(nodes(self.tree))[found.node] == expected
+        self.pool.release(own)
+
     @rule(num_pages=st.integers(0, 12))
     def evict(self, num_pages: int) -> None:
         before = {node.node_id: path for node, path in nodes(self.tree)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from ppsim.core.effects import CLOSED, DEFERRED
@@ -24,7 +23,7 @@ def told(*visits: tuple[int, str]) -> Recording:
     recording = Recording(1, name="told")
     for iteration, (slot, stall) in enumerate(visits):
         pieces = (("a", 0, 0),) if stall == "0" else ()
-        made = replace(decision(iteration, slot, *pieces), stall="" if stall == "0" else stall)
+        made = decision(iteration, slot, *pieces)._replace(stall="" if stall == "0" else stall)
         recording.decision(0, made)
         recording.harvest(0, harvest(iteration, slot, None))
     return recording

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,7 +32,7 @@ def test_a_request_waits_runs_waits_again_when_it_is_retracted_and_is_gone_with_
     r.ingested(0, (NewRequest("a", pack([1]), 4), NewRequest("b", pack([1]), 4)), 1)
     r.visits[0] = [2, 10, 20, 30, 40]
     for i, pieces in enumerate([[("a", 0, 1)], [("a", 1, 1), ("b", 0, 1)], [("a", 2, 1)], [("b", 1, 1)], []]):
-        r.decision(0, replace(decision(i, 0, *pieces), retracted=("b",) if i == 2 else ()))
+        r.decision(0, decision(i, 0, *pieces)._replace(retracted=("b",) if i == 2 else ()))
     r.reply(25, Reply("a", "finished", (7,), 1))
     r.reply(35, Reply("b", "aborted"))
     waiting, running = request_counts(r)
@@ -92,7 +91,7 @@ def test_kv_is_the_pool_without_what_is_free_or_cached() -> None:
     r = Recording(1)
     r.visits[0] = [0, 10, 20]
     for i, (free, evictable) in enumerate([(100, 0), (60, 10), (40, 50)]):
-        r.harvest(0, replace(harvest(i, 0, None, free=free), evictable_tokens=evictable))
+        r.harvest(0, harvest(i, 0, None, free=free)._replace(evictable_tokens=evictable))
     use = kv_use(r, 0)
     assert use.most_seen == max(100, 70, 90)
     assert [(at(use.in_use, t), at(use.cached, t)) for t in (10, 20)] == [(0, 0), (10, 50)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,7 @@ def test_a_run_in_which_rules_let_nothing_run_ends_as_a_livelock_that_names_them
         for n in range(0, 2 * MAX_EMPTY_ITERATIONS, 2):
             watch.ingested(n, (), False)
             watch.decided(decision(n, 0, ("R1", 8, 0)))
-            watch.decided(replace(decision(n + 1, 1), stall=CLOSED))
+            watch.decided(decision(n + 1, 1)._replace(stall=CLOSED))
 
     with pytest.raises(StopRun) as caught:
         goes_round()

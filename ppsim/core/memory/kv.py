@@ -23,7 +23,7 @@ from collections.abc import Callable
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.config import RankConfig
 from ppsim.core.memory.hicache import Fetch, HiRadixCache
-from ppsim.core.memory.node import Match
+from ppsim.core.memory.node import Match, Node
 from ppsim.core.memory.pool import Pool
 from ppsim.core.memory.prefix import RadixCache
 from ppsim.core.observations import CopyKey
@@ -39,6 +39,8 @@ class KVCache:
         self.pool = pool
         self.tree = tree
         self.tiers = tree if isinstance(tree, HiRadixCache) else None
+        # ``extend`` is insert and match in one: a tree that has either of its own is asked for its own.
+        self._can_extend = type(tree).insert is RadixCache.insert and type(tree).match is RadixCache.match
         self.looks_in_storage = config.hicache_storage
         self.fetches: dict[str, Fetch] = {}  # of requests that wait for what storage has of their prompt
         # Rows are taken from the tail and put back there (protocol.md 4.9).
@@ -134,8 +136,9 @@ class KVCache:
         """Take pages for the next ``num_tokens`` tokens, evicting only what is missing, and count them as written."""
         missing = self._missing_pages(request, num_tokens)
         self._on_behalf_of(request)
-        self.evict_for(missing)
-        request.pages += self.pool.alloc(missing)
+        if missing:  # the last page has room for most tokens
+            self.evict_for(missing)
+            request.pages += self.pool.alloc(missing)
         request.kv_len += num_tokens
 
     def evict_for(self, num_pages: int) -> None:
@@ -164,25 +167,36 @@ class KVCache:
         request.stashed_len = request.kv_len
         if not self.enable_radix_cache:
             return
-        tokens = request.tokens(request.kv_len)
-        self._on_behalf_of(request)
-        self.tree.insert(tokens, request.pages)
-        found = self.tree.match(tokens)
         # Below cached_len the request stands on the tree's own pages, locked: only what is new can change hands.
-        start, stop = request.cached_len // self.pool.page_size, len(found.pages)
-        mine, theirs = request.pages[start:stop], found.pages[start:]
+        start = request.cached_len // self.pool.page_size
+        found, theirs = self._cached(request, start)
+        stop = start + len(theirs)
+        mine = request.pages[start:stop]
         if mine != theirs:
             self.num_duplicates += 1
             if self.on_swap is not None:
                 kept = frozenset(theirs)
                 self.on_swap([page for page in mine if page not in kept])
-        self.pool.share(theirs)
-        self.pool.release(mine)
-        request.pages[start:stop] = theirs
-        self.tree.lock(found.node)
+            self.pool.share(theirs)
+            self.pool.release(mine)
+            request.pages[start:stop] = theirs
+        self.tree.lock(found)
         if request.last_node is not None:
             self.tree.unlock(request.last_node)
-        request.last_node, request.cached_len = found.node, found.num_tokens
+        request.last_node, request.cached_len = found, stop * self.pool.page_size
+
+    def _cached(self, request: Request, start: int) -> tuple[Node, list[int]]:
+        """Put all whole pages of a request into the tree: the node where they end, and its pages from ``start`` on."""
+        stands_on = request.last_node
+        if self._can_extend and stands_on is not None and (stands_on.lock_ref or stands_on is self.tree.root):
+            rest = request.tokens(request.kv_len, request.cached_len)
+            found = self.tree.extend(stands_on, rest, request.pages[start:])
+            return found.node, found.pages
+        tokens = request.tokens(request.kv_len)
+        self._on_behalf_of(request)
+        self.tree.insert(tokens, request.pages)
+        found = self.tree.match(tokens)
+        return found.node, found.pages[start:]
 
     @agreed_call("INV-23", "request.rid", "request.kv_len", "insert", state=("len(free_rows)",))
     def finish(self, request: Request, *, insert: bool = True) -> None:

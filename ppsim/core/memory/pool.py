@@ -6,12 +6,16 @@
 A page returns to the free list when its last holder releases it. With pages of one token the free list is FIFO; with
 larger pages what is freed together goes to its front, in rising order, as in SGLang's paged allocator. Either way equal
 decisions give equal page numbers on every rank (protocol.md 4.9: a consequence of lockstep, not a requirement).
+
+A prompt is mostly written on pages that follow each other and have the same holders. Such a run is counted at once:
+with pages of one token a prompt of a million tokens has a million of them.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.errors import PoolError
@@ -35,13 +39,13 @@ class FreePages:
             return []
         self.num_pages -= num_pages
         pages: list[int] = []
-        while self.to_front and self.returned and len(pages) < num_pages:
-            pages.append(self.returned.popleft())
+        next_returned = self.returned.popleft
+        if self.to_front:
+            pages += [next_returned() for _ in range(min(num_pages, len(self.returned)))]
         num_new = min(num_pages - len(pages), len(self.new))
         pages += self.new[:num_new]
         self.new = self.new[num_new:]
-        while len(pages) < num_pages:
-            pages.append(self.returned.popleft())
+        pages += [next_returned() for _ in range(num_pages - len(pages))]
         return pages
 
     def give_back(self, pages: list[int]) -> None:
@@ -69,7 +73,7 @@ class Pool:
         self.page_size = page_size
         self.num_pages = num_tokens // page_size
         self._free = FreePages(self.num_pages, to_front=page_size > 1)
-        self._refs: dict[int, int] = {}  # holders of every page that was ever taken
+        self._refs = array("I", [0])  # holders of page 0, 1, ... as far as pages were ever taken
         self.on_free: Callable[[int], None] | None = None  # a world's check: told of every page that becomes free
 
     @property
@@ -86,7 +90,7 @@ class Pool:
 
     def refs(self, page: int) -> int:
         """Number of holders of a page."""
-        return self._refs.get(page, 0)
+        return self._refs[page] if 0 <= page < len(self._refs) else 0
 
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
@@ -98,40 +102,79 @@ class Pool:
         if num_pages > self._free.num_pages:
             raise PoolError(f"{num_pages} pages asked for, {self.num_free_pages} of {self.num_pages} are free")
         pages = self._free.take(num_pages)
-        for page in pages:
-            self._refs[page] = 1
+        num_new = self._free.new.start - len(self._refs)  # of them were never taken before
+        self._refs.extend(repeated(1, num_new))
+        if num_new < num_pages:
+            for page in pages:
+                self._refs[page] = 1
         return pages
 
     @agreed_call("INV-23", "len(pages)", state=("num_free_pages",))
-    def share(self, pages: Iterable[int]) -> None:
+    def share(self, pages: Sequence[int]) -> None:
         """One more holder for each page. Raises PoolError for a free page."""
+        run = run_of(pages)
+        holders = 0 if run is None else self._holders_of(run)
+        if run is not None and holders:
+            self._refs[run.start : run.stop] = repeated(holders + 1, len(run))
+            return
         for page in pages:
-            if not self._refs.get(page):
+            if not self.refs(page):
                 raise PoolError(f"page {page} is free and cannot be shared")
             self._refs[page] += 1
 
     @agreed_call("INV-23", "len(pages)", state=("num_free_pages",))
-    def release(self, pages: Iterable[int]) -> None:
+    def release(self, pages: Sequence[int]) -> None:
         """One holder less for each page. Raises PoolError for a page that is free already (freed twice)."""
-        freed: list[int] = []
-        for page in pages:
-            refs = self._refs.get(page, 0)
-            if refs == 0:
-                raise PoolError(f"page {page} is freed twice")
-            self._refs[page] = refs - 1
-            if refs == 1:
-                freed.append(page)
+        run, freed = run_of(pages), []
+        holders = 0 if run is None else self._holders_of(run)
+        if run is not None and holders:
+            self._refs[run.start : run.stop] = repeated(holders - 1, len(run))
+            freed = list(pages) if holders == 1 else []
+        else:
+            for page in pages:
+                refs = self.refs(page)
+                if refs == 0:
+                    raise PoolError(f"page {page} is freed twice")
+                self._refs[page] = refs - 1
+                if refs == 1:
+                    freed.append(page)
         self._free.give_back(freed)
         if self.on_free is not None:
             for page in freed:
                 self.on_free(page)
 
+    def _holders_of(self, run: range) -> int:
+        """How many holders each page of a run has, if that is the same number; else 0."""
+        refs = self._refs[run.start : run.stop]
+        alike = len(refs) == len(run) and refs == repeated(refs[0], len(run))
+        return refs[0] if alike else 0
+
     def audit(self) -> str:
         """Empty if every page is either free once or held; otherwise what is wrong."""
-        new, returned = self._free.new, set(self._free.returned)
-        if len(returned) != len(self._free.returned) or any(page in new for page in self._free.returned):
+        new, returned = self._free.new, list(self._free.returned)
+        twice = run_of(returned) is None and len(set(returned)) != len(returned)
+        if twice or (returned and max(returned) >= new.start and any(page in new for page in returned)):
             return "a page is in the free list twice"
-        held = [page for page, refs in self._refs.items() if refs > 0]
-        if self.num_free_pages + len(held) != self.num_pages or any(page in new or page in returned for page in held):
-            return f"{self.num_free_pages} free + {len(held)} held pages are not the {self.num_pages} of the pool"
+        num_held = len(self._refs) - self._refs.count(0)
+        both = any(self.refs(page) for page in returned) if num_held else False
+        both |= any(self._refs[page] for page in range(new.start, len(self._refs)))
+        if self.num_free_pages + num_held != self.num_pages or both:
+            return f"{self.num_free_pages} free + {num_held} held pages are not the {self.num_pages} of the pool"
         return ""
+
+
+MIN_RUN = 16  # pages; fewer are counted one by one as fast
+
+
+def run_of(pages: Sequence[int]) -> range | None:
+    """The pages as a range, where each is one more than the one before; None where they are not, or are only a few."""
+    num_pages = len(pages)
+    if num_pages < MIN_RUN or pages[-1] - pages[0] != num_pages - 1:
+        return None
+    run = range(pages[0], pages[-1] + 1)
+    return run if pages == list(run) else None
+
+
+def repeated(holders: int, num_pages: int) -> array[int]:
+    """The same number of holders for so many pages."""
+    return array("I", [holders]) * num_pages

@@ -48,9 +48,32 @@ class RadixCache:
     @agreed_call("INV-27", "tokens", result=("result.num_tokens",), state=("clock", "num_nodes"))
     def match(self, tokens: TokenBytes) -> Match:
         """Longest cached prefix. Splits a node that matches in part and refreshes all touched nodes."""
+        return self._walk(self.root, self._whole_pages(tokens), self._tick())
+
+    @agreed_call("INV-25", "tokens", "len(pages)", result=("result.num_tokens",), state=("clock", "num_nodes"))
+    def extend(self, node: Node, tokens: TokenBytes, pages: list[int]) -> Match:
+        """Add what follows a locked node, on which the caller stands, then match it: ``insert`` and ``match`` in one.
+
+        ``tokens``, ``pages`` and the answer begin behind the node. The two count as two operations, as they are; but
+        what is above the node is known, so it is refreshed and not compared: a prompt of many chunks costs each chunk
+        once and not once for every later one.
+        """
         key = self._whole_pages(tokens)
+        self._tick()
         stamp = self._tick()
-        node, pages, done = self.root, [], 0
+        above: Node | None = node
+        while above is not None and above is not self.root:
+            self._touch(above, stamp)
+            above = above.parent
+        found = self._walk(node, key, stamp)
+        if found.num_tokens * WIDTH == len(key):
+            return found
+        leaf = self._add_leaf(found, key, pages, stamp)
+        return Match(len(key) // WIDTH, found.pages + leaf.pages, leaf)
+
+    def _walk(self, start: Node, key: TokenBytes, stamp: int) -> Match:
+        """Longest prefix of ``key`` below a node."""
+        node, pages, done = start, [], 0
         while done < len(key):
             child = node.children.get(key[done : done + self.page_bytes])
             if child is None:
@@ -75,16 +98,7 @@ class RadixCache:
         key = self._whole_pages(tokens)
         found = self.match(key)
         if found.num_tokens * WIDTH < len(key):
-            start = found.num_tokens // self.pool.page_size
-            own = pages[start : len(key) // self.page_bytes]
-            self.pool.share(own)
-            rest = key[found.num_tokens * WIDTH :]
-            leaf = Node(self._next_id, rest, own, found.node, last_access=self.stamp())
-            self._next_id += 1
-            self._num_live += 1
-            found.node.children[rest[: self.page_bytes]] = leaf
-            self.evictable_tokens += len(rest) // WIDTH
-            self._offer(leaf)
+            self._add_leaf(found, key, pages, self.stamp())
         return found.num_tokens
 
     @agreed_call("INV-25", "node.node_id", state=("protected_tokens",))
@@ -150,6 +164,19 @@ class RadixCache:
         return walk(self.root)
 
     # --- inside ----------------------------------------------------------------------------------------------
+
+    def _add_leaf(self, found: Match, key: TokenBytes, pages: list[int], stamp: int) -> Node:
+        """A leaf for what of ``key`` is behind ``found``, on its share of the pages, which belong to the whole key."""
+        own = pages[found.num_tokens // self.pool.page_size : len(key) // self.page_bytes]
+        self.pool.share(own)
+        rest = key[found.num_tokens * WIDTH :]
+        leaf = Node(self._next_id, rest, own, found.node, last_access=stamp)
+        self._next_id += 1
+        self._num_live += 1
+        found.node.children[rest[: self.page_bytes]] = leaf
+        self.evictable_tokens += len(rest) // WIDTH
+        self._offer(leaf)
+        return leaf
 
     def _whole_pages(self, tokens: TokenBytes) -> TokenBytes:
         return tokens[: len(tokens) // self.page_bytes * self.page_bytes]

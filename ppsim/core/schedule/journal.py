@@ -190,7 +190,13 @@ class Journal:
 
     def of(self, kind: type[E]) -> list[E]:
         """The entries of a kind, in order; handed out or not."""
-        return [entry for entry in self.entries if isinstance(entry, kind)]
+        return [entry for entry in self.entries if isinstance(entry, kind)] if self.entries else []
+
+    @property
+    def has_news(self) -> bool:
+        """Whether anything was added since actions and replies were handed out last."""
+        num_entries = len(self.entries)
+        return self._actions_from < num_entries or self._replies_from < num_entries
 
     @property
     def due_actions(self) -> list[Action]:

@@ -184,11 +184,12 @@ class Request:
                 listen(moved)
         self.state = after
 
-    def tokens(self, stop: int) -> TokenBytes:
-        """The first ``stop`` tokens of prompt + output."""
-        if stop <= self.prompt_len:
-            return cut(self.spec.prompt, 0, stop)
-        return self.spec.prompt + pack(self.output_ids[: stop - self.prompt_len])
+    def tokens(self, stop: int, start: int = 0) -> TokenBytes:
+        """Tokens [start, stop) of prompt + output."""
+        split = self.prompt_len
+        if stop <= split:
+            return cut(self.spec.prompt, start, stop)
+        return cut(self.spec.prompt, start, split) + pack(self.output_ids[max(start - split, 0) : stop - split])
 
     def input_ids(self, start: int, stop: int) -> list[int]:
         """Token ids at positions [start, stop)."""

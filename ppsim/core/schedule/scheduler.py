@@ -18,7 +18,7 @@ from bisect import bisect_right
 
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.config import RankConfig
-from ppsim.core.digest import digest
+from ppsim.core.digest import state_digest
 from ppsim.core.effects import CLOSED, DEFERRED, Decision, Harvest, Reply
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.schedule.admission import Growth, PrefillAdder, Result, expected_growth, full_growth
@@ -296,6 +296,8 @@ class Scheduler(Intake):
 
     def _decode(self, slot: Slot, iteration: int) -> LaunchedBatch | None:
         """One token for each running request of the slot; retract within the slot where memory is short (4.5)."""
+        if not slot.running:
+            return None
         before = len(slot.running)
         slot.running = [r for r in slot.running if r.state is State.DECODE]
         is_held_up = False
@@ -317,7 +319,7 @@ class Scheduler(Intake):
     def _decode_fits(self, running: list[Request]) -> bool:
         """Evict only what is missing for one more token each; whether that was enough (protocol.md 4.5)."""
         page = self.config.page_size
-        need = sum(1 for r in running if r.kv_len % page == 0)
+        need = sum([r.kv_len % page == 0 for r in running])
         self.kv.evict_for(need)
         return need <= self.kv.pool.num_free_pages
 
@@ -369,9 +371,9 @@ class Scheduler(Intake):
         """Freeze the batch. ``contains_last_prefill_chunk`` is SGLang's definition (protocol.md 2.4)."""
         config = self.config
         contains_last = self.chunked is None or len(pieces) > 1 or pieces[0].is_last_chunk
-        requests = tuple(piece.kv for piece in pieces)
-        logprob = any(request.spec.return_logprob for request in requests)
-        pure_middle = mode is Mode.EXTEND and len(pieces) == 1 and not contains_last and not logprob
+        requests = tuple([piece.kv for piece in pieces])
+        pure_middle = mode is Mode.EXTEND and len(pieces) == 1 and not contains_last
+        pure_middle = pure_middle and not requests[0].spec.return_logprob
         for request in requests:
             request.num_inflight += 1
         forward = ForwardBatch(
@@ -379,7 +381,7 @@ class Scheduler(Intake):
             slot.index,
             mode,
             tuple(pieces),
-            sum(piece.new_tokens for piece in pieces),
+            sum([piece.new_tokens for piece in pieces]),
             can_run_cuda_graph=config.cuda_graph and mode is Mode.DECODE,
             skip_output_comm=config.skip_pure_chunk_output and pure_middle,
         )
@@ -482,24 +484,20 @@ class Scheduler(Intake):
         return self._decision(iteration, slot, None, "")
 
     def _decision(self, iteration: int, slot: Slot, batch: LaunchedBatch | None, stall: str) -> Decision:
-        pieces = () if batch is None else tuple((p.rid, p.prefix_len, p.new_tokens) for p in batch.forward.pieces)
+        pieces = () if batch is None else tuple([(p.rid, p.prefix_len, p.new_tokens) for p in batch.forward.pieces])
         chunked = self.chunked.rid if self.chunked else None
-        state = digest(
-            [r.rid for r in self.waiting],
-            [r.rid for r in self.grammar_queue],
-            self.role.key(),
-            [r.rid for r in slot.running],
-            slot.batch_is_full,
-            self.kv.pool.free_tokens,
-            self.kv.tree.evictable_tokens,
-            self.kv.tree.clock,
-            self.kv.tree.num_nodes,
-            len(self.kv.free_rows),
-            self.ratio.key(),
-        )
+        kv, tree = self.kv, self.kv.tree
+        queues, role, running = (names_of(self.waiting), names_of(self.grammar_queue)), self.role.key(), slot.running
+        numbers = (kv.pool.free_tokens, tree.evictable_tokens, tree.clock, tree.num_nodes, len(kv.free_rows))
+        state = state_digest(*queues, role, names_of(running), slot.batch_is_full, *numbers, self.ratio.key())
         mode = "empty" if batch is None else batch.forward.mode.value
         retracted = tuple([entry.rid for entry in self.journal.entries if isinstance(entry, Retracted)])
         return Decision(iteration, slot.index, mode, pieces, retracted, chunked, state, stall)
+
+
+def names_of(requests: list[Request]) -> tuple[str, ...]:
+    """Their ids, in order."""
+    return tuple([r.spec.rid for r in requests]) if requests else ()
 
 
 def causes(scheduler: Scheduler) -> tuple[tuple[str, str, object], ...]:

@@ -32,7 +32,7 @@ class LaunchedBatch:
     @property
     def num_logprobs(self) -> int:
         """Rows whose requests asked for logprobs."""
-        return sum(request.spec.return_logprob for request in self.requests)
+        return sum([request.spec.return_logprob for request in self.requests])
 
 
 @dataclass(slots=True, eq=False)
