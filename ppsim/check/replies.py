@@ -56,11 +56,15 @@ class Replies:
         rank = self.r.rank
         for flushed in rank.journal.of(Flushed):
             self.flushes[flushed.rid] += 1
-        for item in rank.inputs:
-            if isinstance(item, NewRequest):
-                request = rank.scheduler.requests.get(item.rid)
-                if request is not None and request.arrived == rank.iteration and request.spec.prompt == item.prompt:
-                    self.told.setdefault(item.rid, deque()).append(Told(item))
+        new = [item for item in rank.inputs if isinstance(item, NewRequest)]
+        accepted = Counter(item.rid for item in new)  # not all: the same request may have come twice
+        accepted.subtract(reply.rid for reply in rank.journal.of(fx.Reply) if reply.status == "refused")
+        for item in new:
+            request = rank.scheduler.requests.get(item.rid)
+            is_here = request is not None and request.arrived == rank.iteration and request.spec.prompt == item.prompt
+            if is_here and accepted[item.rid] > 0:
+                accepted[item.rid] -= 1
+                self.told.setdefault(item.rid, deque()).append(Told(item))
 
     def harvested(self, harvest: fx.Harvest) -> None:
         """These tokens and ends must be told before the iteration is over."""
