@@ -150,3 +150,24 @@ def test_touching_nodes_for_ever_does_not_grow_the_list_of_candidates() -> None:
             tree.match(pack([first, 9, 9]))
     assert len(tree._heap) < 200
     assert [len(tree.evict(3)) for _ in range(9)] == [1] * 8 + [0]
+
+
+def test_what_is_above_an_extended_node_counts_as_used() -> None:
+    """A would be older than X if only what is new below it were refreshed."""
+    pool = Pool(20, 1)
+    tree = RadixCache(pool, Policy())
+    stands = {}
+    for name, key in (("A", (1, 1)), ("X", (2, 2))):
+        pages = pool.alloc(2)
+        tree.insert(pack(key), pages)
+        stands[name] = tree.match(pack(key)).node
+        tree.lock(stands[name])
+        pool.release(pages)
+    rest = pool.alloc(1)
+    leaf = tree.extend(stands["A"], pack((3,)), rest).node
+    pool.release(rest)
+    tree.unlock(stands["A"])
+    assert tree.evict(1) == [leaf.node_id], "X is locked"
+    tree.unlock(stands["X"])
+    assert tree.evict(1) == [stands["X"].node_id]
+    assert tree.evict(1) == [stands["A"].node_id]
