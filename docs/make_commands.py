@@ -46,6 +46,7 @@ EXAMPLES: dict[str, list[tuple[str, int]]] = {
     "questions": [("ppsim questions P26", 0)],
     "layers": [("ppsim layers --model qwen3-30b-a3b --gpu h20 --pp 4 --tp 2 --prompt 32768", 0)],
     "chunks": [("ppsim chunks --model qwen3-30b-a3b --gpu h20 --pp 4 --tp 2 --tokens 32768 --chunk 4096", 0)],
+    "sweep": [("ppsim sweep unit --set cluster.pp_size=2,4,8 --set workload.num_chunks=4,16 --out swept", 0)],
     "tune": [("ppsim tune mooncake --prompt 16384 --max-cp 1 --out tuned", 12)],
     "compare": [("ppsim compare --model qwen3-8b --gpu h20 --gpus 4 --prompt 8192 --chunk 2048", 0)],
     "conform": [("ppsim conform engine_run.jsonl", 0)],

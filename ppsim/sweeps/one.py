@@ -68,7 +68,7 @@ def run_point(task: Task, made: Made, max_s: float, last_resort: Callable[[str],
         if missing:
             raise UsageError(f"{missing[0]}: its file is gone, or not on this machine")
         with limit:
-            ran = simulate(scenario, change=made(scenario.bugs), began=limit.began)
+            ran = simulate(scenario, change=made(scenario.bugs), began=limit.began, fast=None)
         verdict, recording = ran.verdict, ran.recording
         if verdict.kind != PASS:
             return Result(verdict.kind, verdict.exit_code, first_line(verdict.message), verdict.invariant or "")

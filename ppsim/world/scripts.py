@@ -91,7 +91,7 @@ class Scripts:
         launches = {last - back: what for back, what in zip(looks_back(self.config), shape, strict=True)}
         rank = build_rank(self.config)
         played = Played(rank.journal, SlotRing(self.config.pp_size, self.config.pp_async_batch_depth), launches)
-        rank.started = played  # type: ignore[assignment]
+        rank.started = rank.scheduler = played  # type: ignore[assignment]
         words: list[str] = []
         for rank.iteration in range(last + 1):
             words = self._iteration(rank)
