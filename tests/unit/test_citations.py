@@ -84,6 +84,8 @@ MADE = {
     "tests/regressions/test_repro_inv26_0.py": "what --emit-test writes",
     "my_policy.py": "a user's own",
     "report.html": "what ppsim report writes",
+    "tuned/best.toml": "what ppsim tune --out writes",
+    "../scenarios/x.toml": "a name that stands for a scenario's path",
 }
 """Files that a command or a user makes: named, and in no clone."""
 
