@@ -17,7 +17,7 @@ BUG_SECONDS := 60
 .PHONY: help run test test-all lint unit long campaign planted explore bench clean
 
 help:
-	@echo "make run    install the simulator (no torch), simulate the shipped trace: a table and a picture"
+	@echo "make run    install the simulator (no torch), simulate the shipped trace: a table, a picture and a page"
 	@echo "make test   install everything, then ruff, mypy --strict and all tests"
 	@echo "make test-all  that, and the long things: more examples, campaigns, planted bugs, exploration (docs/testing.md)"
 	@echo "make bench  install everything, then the benchmarks of bench/"
@@ -26,6 +26,7 @@ help:
 run: $(VENV)/.simulator
 	$(BIN)/ppsim run mooncake
 	$(BIN)/ppsim plot latest
+	$(BIN)/ppsim report latest
 
 test: lint unit
 
@@ -71,7 +72,7 @@ $(VENV)/.made:
 	@touch $@
 
 $(VENV)/.simulator: $(VENV)/.made pyproject.toml
-	$(PIP) -e .
+	$(PIP) -e '.[report]'
 	@touch $@
 
 # The pin comes first: the CPU build is enough, and parity with transformers is tested to the token.
