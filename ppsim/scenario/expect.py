@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, Field
 from ppsim.core.outcome import VerdictKind
 from ppsim.scenario.section import Section
 
-NUM_RULES = 87
+NUM_RULES = 90
 RULE_NAMES = tuple(f"INV-{number:02}" for number in range(1, NUM_RULES + 1))  # ppsim list invariants
 
 # --- the names of figures ----------------------------------------------------------------------------------------
