@@ -38,24 +38,13 @@ WHY_LARGER: dict[str, str] = {
 """Why a bug needs more than three requests or stages, for each that does."""
 
 WHY_OTHER: dict[str, str] = {
-    "chunk_count_moves_rows": "the rows of an output are counted when it comes, before its tokens are compared",
-    "empty_vote_left_out": "another message follows on the lane and is taken for the voice that was left out",
     "ended_rows_dropped_at_harvest": "the batch without these rows is another one, and that is compared first",
     "middle_chunks_are_tokens": "it is no sample of the last rank, and samples are compared before they are appended",
-    "own_storage_hits": "who goes by its own copies takes an ack too early, and that is held against the copy first",
-    "own_storage_readiness": "as `own_storage_hits`",
     "retracted_never_resumes": "the limit on iterations is reached before that on waiting",
     "barrier_in_each_iteration": "the barrier closes a ring of waiting ranks before its length can be measured",
-    "release_waits_for_own_poll": "a rank keeps what it has not seen, and pages are held against the transfer first",
-    "cancelled_output_not_received": "the output that nobody took stays in the way of the next one",
     "decodes_first": "the visit that does not try a prefill leaves the slot open, and that is compared first",
-    "freed_at_first_harvest": "the request ends inside a launched batch before anybody could take its pages",
-    "last_view_counts": "it was a vote about memory, where a wrong conclusion releases nothing",
     "local_grammar_cache": "a request leaves the queue on one rank alone, and who advances is compared first",
     "logprob_wish_lost": "an output carries fewer extras than were asked for, and the next relay counts them",
-    "no_message_for_the_last_token": "the receiver waits for ever for what is not sent",
-    "silent_without_acks": "the silent replica runs ahead of the others before they wait for its word",
-    "untyped_channel": "the message that was taken for another one is missed where it was due",
 }
 """Why the first rule that is seen broken is another one than the bug is listed under, for each where it is."""
 

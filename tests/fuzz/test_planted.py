@@ -54,9 +54,6 @@ DOZEN = (
 LONG = ("polls_only_when_busy",)
 """30 s to shrink (docs/results/planted_bugs.md); two others are of its profile, and ``make planted`` looks for all."""
 
-UNDER_ANOTHER_RULE = {"own_storage_hits": "INV-81"}
-"""Who goes by its own copies takes an ack too early, and acks are held against the copy before they are compared."""
-
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.long] if n in LONG else []) for n in DOZEN])
 def test_a_planted_bug_is_found_named_shrunk_and_replayed_and_it_is_the_bug(name: str, tmp_path: Path) -> None:
@@ -64,7 +61,7 @@ def test_a_planted_bug_is_found_named_shrunk_and_replayed_and_it_is_the_bug(name
     result = run_campaign(Order(planted.profile, 0, MAX_EXAMPLES, bugs=(name,)))
     assert len(result.findings) == 1
     found = result.findings[0]
-    expected = UNDER_ANOTHER_RULE.get(name, planted.breaks)
+    expected = planted.breaks
     assert found.repro.signature.invariant == expected
     size = found.repro.experiment.size()
     assert size["requests"] <= 3

@@ -15,7 +15,7 @@ from ppsim.plugin import planted
 from ppsim.plugin.plans import before, behind, does, instead, named
 
 
-@planted("chunk_count_moves_rows", breaks="INV-41", profile="chunked", source="bugs.md B12")
+@planted("chunk_count_moves_rows", breaks="INV-34", profile="chunked", source="bugs.md B12")
 class ChunkCountMovesRows(Scheduler):
     """On ranks before the last the count of computed tokens is taken for the length of a prompt that came in chunks.
 

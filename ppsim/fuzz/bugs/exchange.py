@@ -14,7 +14,7 @@ from ppsim.plugin import planted
 from ppsim.plugin.plans import before
 
 
-@planted("no_message_for_the_last_token", breaks="INV-31", profile="plain", source="bugs.md B20")
+@planted("no_message_for_the_last_token", breaks="INV-33", profile="plain", source="bugs.md B20")
 class NoMessageForTheLastToken(Exchange):
     """The last rank, which alone has the tokens, sends no output if each of them is a stop token."""
 
@@ -65,7 +65,7 @@ class MiddleRankKeepsOutputs(Exchange):
         return output if rank.config.is_first or rank.config.is_last else None
 
 
-@planted("untyped_channel", breaks="INV-31", profile="plain", source="bugs.md B54", beside=(HiddenBeforeRelay,))
+@planted("untyped_channel", breaks="INV-33", profile="plain", source="bugs.md B54", beside=(HiddenBeforeRelay,))
 class UntypedChannel(Endpoint):
     """A receiver takes the next message whatever it is, and hidden states may come before a relayed output."""
 
@@ -73,7 +73,7 @@ class UntypedChannel(Endpoint):
         return (yield from recv(src, lane))
 
 
-@planted("cancelled_output_not_received", breaks="INV-31", profile="abort", source="bugs.md B69")
+@planted("cancelled_output_not_received", breaks="INV-33", profile="abort", source="bugs.md B69")
 class CancelledOutputNotReceived(Exchange):
     """The first rank does not receive the output of a batch whose requests are all cancelled by now."""
 

@@ -24,7 +24,7 @@ from ppsim.plugin import planted
 from ppsim.plugin.plans import behind, does, instead
 
 
-@planted("freed_at_first_harvest", breaks="INV-64", profile="abort", source="bugs.md B35")
+@planted("freed_at_first_harvest", breaks="INV-59", profile="abort", source="bugs.md B35")
 class FreedAtFirstHarvest(Scheduler):
     """An aborted prompt gives its KV back at the next harvest, although later chunks of it are still in flight."""
 

@@ -56,7 +56,7 @@ def own_releases(rank: Rank) -> Effects[None]:
         role.apply_release(agree(good, "nobody else"), agree(bad, "nobody else"))
 
 
-@planted("last_view_counts", breaks="INV-52", profile="pd", source="bugs.md B59")
+@planted("last_view_counts", breaks="INV-47", profile="pd", source="bugs.md B59")
 class LastViewCounts(Voting):
     """The reports of earlier stages are dropped: what the last rank sees goes for all."""
 
@@ -84,7 +84,7 @@ class OwnFailuresWin(Loop):
 
 
 @planted(
-    "release_waits_for_own_poll", breaks="INV-47", profile="pd", source="bugs.md B80", beside=(OnlyTheFirstViewCounts,)
+    "release_waits_for_own_poll", breaks="INV-52", profile="pd", source="bugs.md B80", beside=(OnlyTheFirstViewCounts,)
 )
 class ReleaseWaitsForOwnPoll(Loop):
     """Release is concluded from the first rank's view, and a rank whose own transfer is not over keeps the request.
@@ -122,7 +122,7 @@ class LimitsOffInPd(Rank):
         return super().watches_timeouts and not ballots_of(self.config)
 
 
-@planted("empty_vote_left_out", breaks="INV-40", profile="pd", source="bugs.md B24")
+@planted("empty_vote_left_out", breaks="INV-31", profile="pd", source="bugs.md B24")
 class EmptyVoteLeftOut(Voting):
     """A tensor-parallel rank that has nothing to report does not join the reduction inside its stage."""
 

@@ -48,7 +48,7 @@ class AcksCountedLocally(OwnTiers):
         return (yield from finished_here(rank, tiers)) + counts[2:]
 
 
-@planted("own_storage_hits", breaks="INV-28", profile="hicache", source="bugs.md B08")
+@planted("own_storage_hits", breaks="INV-81", profile="hicache", source="bugs.md B08")
 class OwnStorageHits(OwnTiers):
     """The end of a fetch is agreed, but each rank then takes the hit length that its own storage has."""
 
@@ -57,7 +57,7 @@ class OwnStorageHits(OwnTiers):
         return counts[:2] + tuple(mine if agreed >= 0 else agreed for mine, agreed in zip(own, counts[2:], strict=True))
 
 
-@planted("own_storage_readiness", breaks="INV-28", profile="hicache", source="sglang issue #34568")
+@planted("own_storage_readiness", breaks="INV-81", profile="hicache", source="sglang issue #34568")
 class OwnStorageReadiness(OwnTiers):
     """Each rank ends a fetch as soon as its own part of it is over."""
 
@@ -65,7 +65,7 @@ class OwnStorageReadiness(OwnTiers):
         return counts[:2] + (yield from own_hits(rank, tiers))
 
 
-@planted("silent_without_acks", breaks="INV-28", profile="hicache", source="bugs.md B24")
+@planted("silent_without_acks", breaks="INV-40", profile="hicache", source="bugs.md B24")
 class SilentWithoutAcks(Chain):
     """A replica of the first stage that has seen no copy end skips the exchange; the others wait for its word."""
 
