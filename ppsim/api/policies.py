@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 from ppsim.check.invariants import check_breaks
 from ppsim.core.policy import Policy
@@ -14,6 +14,9 @@ from ppsim.errors import UsageError
 from ppsim.plugin import Loaded, Planted, bug, bugs_in, load, load_plugin
 from ppsim.plugin.declare import MARK
 from ppsim.plugin.loader import check_class, right_class
+
+if TYPE_CHECKING:
+    from ppsim.recording.schema import Origin
 
 PolicyLike: TypeAlias = "type | str | os.PathLike[str] | Sequence[type] | None"
 """A subclass of ``ppsim.Policy`` or of a part of a rank, several of them (the first wins), the path of a plug-in file,
@@ -37,6 +40,14 @@ class Changes:
         """The planted bugs among it: those that are named, and classes that ``ppsim.planted`` marks."""
         named = [bug(name, self.module) for name in self.bugs]
         return named + [vars(policy)[MARK] for policy in self.policies if MARK in vars(policy)]
+
+    def origin(self) -> Origin:
+        """What a recording says it was made with: classes by module and name, so that a replay can find them."""
+        from ppsim.fuzz.repro import digest_of_file, ppsim_version
+        from ppsim.recording.schema import Origin
+
+        classes = (f"{cls.__module__}:{cls.__qualname__}" for cls in self.policies)
+        return Origin(ppsim_version(), (*self.bugs, *classes), self.plugin, digest_of_file(self.plugin))
 
     def loaded(self, bugs: Iterable[str] = ()) -> Loaded:
         """What ranks are built with, with the bugs of a scenario besides. Raises UsageError."""

@@ -83,6 +83,9 @@ def simulate(
     loaded = load(scenario, **keys)
     made = change.loaded(loaded.bugs)
     result = simulated(loaded, made, choices, fast=fast)
+    for side in (result.recording, result.recording.peer):
+        if side is not None:
+            side.origin = change.origin()
     if not change.is_none:
         loaded = with_change(loaded, "the policy")
     return Run(result.recording, result.verdict, loaded, unfired=made.unfired())

@@ -194,7 +194,7 @@ BAD: list[tuple[str, str]] = [
     ("explore explore_release --bound aborts=1 --plugin nothing.py", "defines neither"),
     ("explore explore_release --bound aborts=1 --bug free_at_abrt", "did you mean 'free_at_abort'?"),
     ("replay nowhere.json", "nowhere.json: cannot be read"),
-    ("replay .", ".: cannot be read"),
+    ("replay .", ". is not a run folder: it has no recording.jsonl"),
     ("replay syntax.py", "syntax.py:1: not a reproduction"),
 ]
 
