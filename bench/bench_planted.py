@@ -30,6 +30,7 @@ WHY_LARGER: dict[str, str] = {
     "chunk_sizes_refitted": "ranks refit at other times only while several prompts are chunked one after the other",
     "ended_rows_dropped_at_harvest": "a request must end in a slot that others keep open until its next decode",
     "last_view_counts": "the first rank's view must be lost on the way round; the shrinker could take no stage away",
+    "middle_chunk_counts_as_last": "the shrinker could leave none of its prompts out",
     "middle_chunks_are_tokens": "the shrinker could leave none of its prompts out",
     "parked_chunk_waits_too": "a chunk is parked only where others fill the pool",
     "retracts_the_first": "several must share a slot and outgrow the pool there",
@@ -38,6 +39,7 @@ WHY_LARGER: dict[str, str] = {
 """Why a bug needs more than three requests or stages, for each that does."""
 
 WHY_OTHER: dict[str, str] = {
+    "abort_reaches_two_slots": "a slot that was not reached delivers the token behind the abort, and that is looked at first",
     "ended_rows_dropped_at_harvest": "the batch without these rows is another one, and that is compared first",
     "middle_chunks_are_tokens": "it is no sample of the last rank, and samples are compared before they are appended",
     "retracted_never_resumes": "the limit on iterations is reached before that on waiting",

@@ -21,7 +21,7 @@ from ppsim.plugin import planted
 from ppsim.plugin.plans import before, does, instead
 
 
-@planted("grammar_by_own_view", breaks="INV-47", profile="grammar", source="bugs.md B01")
+@planted("grammar_by_own_view", breaks="INV-79", profile="grammar", source="bugs.md B01")
 class GrammarByOwnView(Loop):
     """Every rank takes a request off the grammar queue when its own compile is done."""
 
