@@ -39,7 +39,7 @@ WHY_LARGER: dict[str, str] = {
 """Why a bug needs more than three requests or stages, for each that does."""
 
 WHY_OTHER: dict[str, str] = {
-    "abort_reaches_two_slots": "a slot that was not reached delivers the token behind the abort, and that is looked at first",
+    "abort_reaches_two_slots": "a slot that is not reached delivers behind the abort, and that is looked at first",
     "ended_rows_dropped_at_harvest": "the batch without these rows is another one, and that is compared first",
     "middle_chunks_are_tokens": "it is no sample of the last rank, and samples are compared before they are appended",
     "retracted_never_resumes": "the limit on iterations is reached before that on waiting",
