@@ -125,7 +125,8 @@ def test_the_options_of_a_command_are_those_of_its_help() -> None:
     assert set(told) == {c.name for c in app.registered_commands} | {g.name for g in app.registered_groups}
     for name, text in told.items():
         help_text = CliRunner().invoke(app, [name, "--help"]).output
-        wanted = set(re.findall(r"^  (?:-\w, )?(--[\w-]+)", help_text, re.MULTILINE)) - {"--help"}
+        wanted = set(re.findall(r"^  (?:-\w, )?(--[\w-]+(?: / --[\w-]+)?)", help_text, re.MULTILINE)) - {"--help"}
+        wanted = {word.replace(" / ", "/") for word in wanted}  # a switch and its opposite
         rows = re.findall(r"^\| `(-[^`]*)` \|", text, re.MULTILINE)
         assert {word for row in rows for word in row.split(", ") if word.startswith("--")} == wanted, name
 
