@@ -103,7 +103,7 @@ def draw(figure: Figure, top: int, runs: Sequence[Chunks]) -> None:
                 edgecolors=hexa(colour),
                 linewidths=0.8,
                 clip_on=False,
-                label=("against: " if run is not runs[0] else "") + ("last piece of a prompt" if is_last else "piece"),
+                label=("against: " if run is not runs[0] else "") + ("last piece" if is_last else "piece"),
             )
     prefixes, times = value_ticks(far), value_ticks(long_ns / unit) if long_ns / unit >= 5 else []
     axes.set_xticks([x / far * (WIDTH - 20) + 10 for x in prefixes], [plain(x) for x in prefixes], fontsize=9)

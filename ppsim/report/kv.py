@@ -54,9 +54,8 @@ def kv_block(part: Part, ranks: Sequence[int], window: Window) -> Block:
         names = f"{names} to {rank_name(Part('', part.recording), ranks[-1])}" if is_row(ranks) else f"{names}, ..."
         names += f" ({len(ranks)} ranks alike)"
     most = highest([maxima(use.in_use, window, WIDTH)])
-    seen = f"{use.most_seen:,} that were once free or cached"
-    words = f"KV tokens of {names}: requests hold at most {most:,.0f} of {seen}; blank is free"
-    return area_block(words, layers, max(1.0, float(use.most_seen)), window)
+    words = f"KV tokens of {names}: requests hold at most {most:,.0f} of a pool of {use.pool:,}; blank is free"
+    return area_block(words, layers, max(1.0, float(use.pool)), window)
 
 
 def is_row(ranks: Sequence[int]) -> bool:

@@ -111,7 +111,7 @@ def add_legend(axes: Axes, legend: Legend, height: int) -> None:
     if legend.num_thin:
         axes.legend(
             handles=shade_patches(),
-            title=f"{legend.num_thin:,} of {legend.num_boxes:,} boxes\nare too thin for a colour:",
+            title=f"{legend.num_thin:,} of {legend.num_boxes:,} boxes\ntoo thin for a colour:",
             title_fontsize=8,
             bbox_to_anchor=(1.01, 1.0 - (lines + 0.5) * LINE / height if patches else 1.0),
             **beside,

@@ -121,4 +121,11 @@ def limits(times_ns: Sequence[int]) -> tuple[float, float]:
 def ticks_of(low: float, high: float) -> list[int]:
     """1, 2, 5, 10, ... nanoseconds within the axis; only tens where those are too many."""
     found = [m * 10**n for n in range(19) for m in (1, 2, 5) if low <= m * 10**n <= high]
+    if len(found) < 2:  # all times are close together: even steps of a round length
+        length = 10 ** (len(str(max(1, int(high - low)))) - 1)
+        for step in (length, max(1, length // 2), max(1, length // 5), max(1, length // 10)):
+            found = list(range(-(-int(low) // step) * step, int(high) + 1, step))
+            if len(found) >= 3:
+                break
+        return found
     return found if len(found) <= 9 else [tick for tick in found if str(tick).startswith("1")]

@@ -12,6 +12,7 @@ iteration only the order is recorded.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import gcd
 from typing import NamedTuple
 
 import numpy as np
@@ -36,11 +37,11 @@ class Requests(NamedTuple):
 
 
 class Kv(NamedTuple):
-    """Tokens of a rank. ``most_seen``: the largest sum of free and cached ones, the pool itself once it was empty."""
+    """Tokens of a rank. ``pool``: all that there are (``pool_tokens``)."""
 
     in_use: Series
     cached: Series
-    most_seen: int
+    pool: int
 
 
 def decided_at(recording: Recording, rank: int) -> dict[int, int]:
@@ -111,18 +112,32 @@ def put(series: Series, time: int, value: int) -> None:
         series.values.append(value)
 
 
+def pool_tokens(recording: Recording, rank: int) -> int:
+    """Tokens of a rank's pool: what all ranks agreed on, in whole pages.
+
+    The least that any rank said to hold. A recording has no page size, but all counts are whole pages, so their common
+    divisor is one or some; never less than was free or cached at once. Without what the ranks said (older recordings)
+    that is all there is: the pool itself, if it ever was empty.
+    """
+    harvests = recording.harvests[rank]
+    most = max((h.free_tokens + h.evictable_tokens for h in harvests), default=0)
+    said = [look.values[0] for mine in recording.observations for look in mine if look.what == "capacity"]
+    pages = gcd(*(n for h in harvests for n in (h.free_tokens, h.evictable_tokens)))
+    return max(most, min(said) // pages * pages) if said and pages else most
+
+
 def kv_use(recording: Recording, rank: int) -> Kv:
     """KV tokens that requests hold, and those that only the prefix cache holds."""
     at = decided_at(recording, rank)
     harvests = recording.harvests[rank]
-    most = max((h.free_tokens + h.evictable_tokens for h in harvests), default=0)
+    pool = pool_tokens(recording, rank)
     in_use, cached = Series([], []), Series([], [])
     for h in harvests:
         time = at.get(h.iteration + 1, at.get(h.iteration))
         if time is not None and not (in_use.times and time < in_use.times[-1]):
-            put(in_use, time, most - h.free_tokens - h.evictable_tokens)
+            put(in_use, time, pool - h.free_tokens - h.evictable_tokens)
             put(cached, time, h.evictable_tokens)
-    return Kv(in_use, cached, most)
+    return Kv(in_use, cached, pool)
 
 
 # --- over the pixels of a picture ------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from ppsim.cli.entry import app
 from ppsim.errors import UsageError
 from ppsim.recording import PASS, Recording, Verdict
 from ppsim.recording.summary import NS_PER_S, request_lives, summarize
-from ppsim.report import canvas, kinds
+from ppsim.report import canvas, kinds, measured
 from ppsim.report.canvas import LEFT, WIDTH
 from ppsim.report.channels import BAR, COLOURS, MOST, lines_of
 from ppsim.report.charts import BLUE, GREEN, HEIGHT, ORANGE, decades, duration, value_ticks
@@ -349,9 +349,9 @@ def test_each_piece_is_a_dot_at_its_prefix_and_its_time(figures: list[Any]) -> N
     assert seen == [(0, 2), (10, 3), (20, 1), (4, 9)] * 2
     assert [t.get_text() for t in axes.get_legend().get_texts()] == [
         "piece",
-        "last piece of a prompt",
+        "last piece",
         "against: piece",
-        "against: last piece of a prompt",
+        "against: last piece",
     ]
 
 
@@ -487,3 +487,12 @@ def test_passes_that_were_decided_otherwise_are_no_pair(figures: list[Any]) -> N
     assert pairs_of(mine, other).num_left_out == 1
     with pytest.raises(UsageError, match="no forward pass of x"):
         drawn(timed([1]), "measured", against=two_prompts())
+
+
+@pytest.mark.parametrize("times", [[2_600_000, 3_900_000], [30_000_000], [5500, 7500], [1000, 900_000_000]])
+def test_an_axis_of_measured_times_has_ticks_however_close_they_are(times: list[int]) -> None:
+    low, high = measured.limits(times)
+    ticks = measured.ticks_of(low, high)
+    assert len(ticks) >= 3
+    assert ticks == sorted(ticks)
+    assert low <= ticks[0] < ticks[-1] <= high

@@ -93,8 +93,21 @@ def test_kv_is_the_pool_without_what_is_free_or_cached() -> None:
     for i, (free, evictable) in enumerate([(100, 0), (60, 10), (40, 50)]):
         r.harvest(0, harvest(i, 0, None, free=free)._replace(evictable_tokens=evictable))
     use = kv_use(r, 0)
-    assert use.most_seen == max(100, 70, 90)
+    assert use.pool == max(100, 70, 90)
     assert [(at(use.in_use, t), at(use.cached, t)) for t in (10, 20)] == [(0, 0), (10, 50)]
+
+
+def test_the_pool_of_a_run_that_was_never_empty_is_what_the_ranks_said() -> None:
+    """Three ranks hold 130, 107 and 200 tokens, pages of 4: the pool is 104, and 24 are held when 80 are free."""
+    r = Recording(3)
+    for rank, tokens in enumerate((130, 107, 200)):
+        r.observed(rank, 0, "capacity", (), (tokens,))
+    r.visits[0] = [0, 10]
+    for i, (free, evictable) in enumerate([(80, 0), (60, 4)]):
+        r.harvest(0, harvest(i, 0, None, free=free)._replace(evictable_tokens=evictable))
+    use = kv_use(r, 0)
+    assert (use.pool, at(use.in_use, 10)) == (104, 40)
+    assert use.in_use.values[0] == 24
 
 
 @pytest.mark.parametrize("num_columns", [1, 7, 40])

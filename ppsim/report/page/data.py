@@ -181,7 +181,7 @@ def counts_data(part: Part, origin: int) -> dict[str, Any]:
         "waiting": series_data(counts.waiting, origin),
         "kv_in_use": series_data(kv.in_use, origin),
         "kv_cached": series_data(kv.cached, origin),
-        "kv_most": kv.most_seen,
+        "kv_most": kv.pool,
     }
 
 

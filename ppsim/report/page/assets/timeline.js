@@ -151,7 +151,7 @@ class Timeline {
     const name = counts.name ? `${counts.name}: ` : "";
     const lines = [
       [`${name}requests: running and waiting for a batch`, [["running", counts.running, DARK, "solid"], ["waiting", counts.waiting, VERMILION, [5, 2]]]],
-      [`${name}KV tokens of the first rank (pool of at least ${shownNumber(counts.kv_most)})`, [["held by requests", counts.kv_in_use, DARK, "solid"], ["only cached", counts.kv_cached, VERMILION, [5, 2]]]],
+      [`${name}KV tokens of the first rank (pool of ${shownNumber(counts.kv_most)})`, [["held by requests", counts.kv_in_use, DARK, "solid"], ["only cached", counts.kv_cached, VERMILION, [5, 2]]]],
     ];
     for (const [says, series] of lines) {
       if (!series.some(([, one]) => one.time.length)) continue;
