@@ -105,11 +105,12 @@ def draw(figure: Figure, top: int, runs: Sequence[Chunks]) -> None:
                 clip_on=False,
                 label=("against: " if run is not runs[0] else "") + ("last piece" if is_last else "piece"),
             )
-    prefixes, times = value_ticks(far), value_ticks(long_ns / unit) if long_ns / unit >= 5 else []
+    parts = 1 if long_ns / unit >= 5 else 10  # of a unit: few whole ones are no scale
+    prefixes, times = value_ticks(far), [t / parts for t in value_ticks(parts * long_ns / unit)]
     axes.set_xticks([x / far * (WIDTH - 20) + 10 for x in prefixes], [plain(x) for x in prefixes], fontsize=9)
     axes.set_xlabel("tokens of the prompt before the piece", fontsize=9)
-    axes.set_yticks([y_at(t * unit, long_ns) for t in times], [f"{t} {name}" for t in times], fontsize=8)
-    if not times:
+    axes.set_yticks([y_at(t * unit, long_ns) for t in times], [f"{t:g} {name}" for t in times], fontsize=8)
+    if len(times) < 2:
         axes.set_yticks([y_at(0, long_ns), y_at(long_ns, long_ns)], ["0", duration(long_ns)], fontsize=8)
     axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), fontsize=8, frameon=False, borderpad=0, handletextpad=0.1)
 
