@@ -71,10 +71,20 @@ def picture(recording: Recording, path: Path, wish: Wish, verdict: Verdict | Non
     window = chosen_window(whole, usual, wish.from_s, wish.to_s)
     first = parts[0].recording
     small = [sentence for part in parts for sentence in notes(part.recording)]
+    if wish.kind == CHANNELS and window != whole:
+        small.insert(0, part_drawn(window, whole))
     with plain_style():
         blocks = [heading(f"{first.name} ({first.world})   {TITLES[wish.kind]}", headline(verdict), small)]
         blocks += BLOCKS[wish.kind](parts, window, wish)
         return Picture(encoded(sheet(blocks), path), window)
+
+
+def part_drawn(window: Window, whole: Window) -> str:
+    """So that nobody takes the counts of a part for those of the run."""
+    begin, end, last = (f"{ns / 1e9:.5g}" for ns in (window.start_ns, window.end_ns, whole.end_ns))
+    return (
+        f"drawn are {begin} to {end} s of a run that ends at {last} s, counts are of this part; --from and --to choose"
+    )
 
 
 def chunks_in(parts: Sequence[Part], window: Window, wish: Wish) -> list[Block]:
