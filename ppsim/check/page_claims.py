@@ -40,7 +40,7 @@ class PageClaims:
     def claim(self, r: Seat, rid: str, pages: list[int], iteration: int) -> None:
         """A launch uses these pages. Raises InvariantViolation for one that another request in flight still uses."""
         claim = self._present(r, rid, pages, iteration)
-        holders, num_holders = self.holders.setdefault(r.rank_id, {}), r.rank.scheduler.kv.pool.refs
+        holders, pool = self.holders.setdefault(r.rank_id, {}), r.rank.scheduler.kv.pool
         new = pages[len(claim.pages) :]
         mine: tuple[Claim, ...] = (claim,)
         begin = 0
@@ -49,7 +49,7 @@ class PageClaims:
             others = [c for c in found or () if c is not claim]
             busy = [c for c in others if self._in_flight(r, c)]
             guilty = next((c for c in busy if c.rid != rid), None)
-            page = next((page for page in run if num_holders(page) == 1), None) if guilty is not None else None
+            page = pool.first_held_once(run) if guilty is not None else None
             if guilty is not None and page is not None:
                 text = f"page {page} goes to {rid} while {guilty.rid} of iteration {guilty.iteration} uses it"
                 fail("INV-64", r, "", text)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ppsim.check import watch
+from ppsim.check import client_watch
 from ppsim.core.actions import Compile
 from ppsim.core.effects import AwaitLocal, Decision, Effects, Reply, act, observe, recv
 from ppsim.core.loop import Loop
@@ -128,9 +128,9 @@ def test_a_first_rank_that_ignores_the_end_of_the_input_is_named(pp_size: int) -
 
 def test_batches_of_which_nothing_comes_are_no_progress() -> None:
     """Computed, retracted and computed again: each visit has a batch, and the client hears nothing more."""
-    watched = watch.Watch(0, 1, None)
+    watched = client_watch.Watch(0, 1, None)
     watched.ingested(0, (NewRequest("R1", pack(range(10)), 5),), False)
-    limit = watch.MAX_QUIET_ITERATIONS + watch.MAX_QUIET_PER_TOKEN * (10 + 5)
+    limit = client_watch.MAX_QUIET_ITERATIONS + client_watch.MAX_QUIET_PER_TOKEN * (10 + 5)
 
     def go_on(start: int, num: int) -> None:
         for i in range(start, start + num):
@@ -144,7 +144,9 @@ def test_batches_of_which_nothing_comes_are_no_progress() -> None:
         watched.replied(Reply("R1", "token", (7,), 1), 2 * limit, 0)
     go_on(2 * limit + 2, limit)
     watched.replied(Reply("R1", "token", (7,), 1), 3 * limit, 0)
-    with pytest.raises(watch.StopRun, match=rf"^no input and no reply for {limit} iterations although batches run"):
+    with pytest.raises(
+        client_watch.StopRun, match=rf"^no input and no reply for {limit} iterations although batches run"
+    ):
         go_on(3 * limit + 2, 2)
 
 

@@ -92,6 +92,15 @@ class Pool:
         """Number of holders of a page."""
         return self._refs[page] if 0 <= page < len(self._refs) else 0
 
+    def first_held_once(self, pages: Sequence[int]) -> int | None:
+        """The first of these pages that has one holder and no more; None if there is none."""
+        run = run_of(pages)
+        if run is None:
+            refs, known = self._refs, len(self._refs)
+            return next((page for page in pages if 0 <= page < known and refs[page] == 1), None)
+        held = self._refs[max(run.start, 0) : run.stop]
+        return run.start + held.index(1) if 1 in held else None
+
     def pages_for(self, num_tokens: int) -> int:
         """Pages that hold so many tokens."""
         return -(-num_tokens // self.page_size)
@@ -127,16 +136,21 @@ class Pool:
         """One holder less for each page. Raises PoolError for a page that is free already (freed twice)."""
         run, freed = run_of(pages), []
         holders = 0 if run is None else self._holders_of(run)
+        held = self._refs[run.start : run.stop] if run is not None else ()
         if run is not None and holders:
             self._refs[run.start : run.stop] = repeated(holders - 1, len(run))
             freed = list(pages) if holders == 1 else []
+        elif run is not None and len(held) == len(run) and 0 not in held:
+            self._refs[run.start : run.stop] = array("I", [holders - 1 for holders in held])
+            freed = [page for page, holders in zip(run, held) if holders == 1]
         else:
+            refs, known = self._refs, len(self._refs)
             for page in pages:
-                refs = self.refs(page)
-                if refs == 0:
+                holders = refs[page] if 0 <= page < known else 0
+                if holders == 0:
                     raise PoolError(f"page {page} is freed twice")
-                self._refs[page] = refs - 1
-                if refs == 1:
+                refs[page] = holders - 1
+                if holders == 1:
                     freed.append(page)
         self._free.give_back(freed)
         if self.on_free is not None:
