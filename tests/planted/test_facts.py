@@ -127,7 +127,7 @@ TABLE: dict[str, Changes] = {
     "write_begins_hours_late": PAIR,
 }
 SEEN_BY_THE_FUZZER = {"parked_chunk_waits_too", "running_prompt_first", "chunk_needs_a_place"}
-SEEN_BY_THE_FUZZER |= {"polls_only_when_busy", "limits_off_in_pd"}
+SEEN_BY_THE_FUZZER |= {"polls_only_when_busy", "limits_off_in_pd", "own_storage_hits", "own_storage_readiness"}
 
 
 @pytest.mark.parametrize("bug", TABLE)
