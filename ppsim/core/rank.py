@@ -55,9 +55,7 @@ class Rank:
     vote_work: dict[str, list[Work]] = field(default_factory=dict)  # one list a vote: each is waited for alone
     conclusion_work: dict[str, list[Work]] = field(default_factory=dict)
     side_work: dict[Lane, list[Work]] = field(default_factory=dict)
-    carried: dict[str, Conclusion | None] = field(
-        default_factory=dict
-    )  # vote -> conclusion to pass on in this iteration
+    carried: dict[str, Conclusion | None] = field(default_factory=dict)  # vote -> conclusion to pass on now
     applied_conclusions: dict[str, int] = field(default_factory=dict)  # vote -> number of the last applied conclusion
     flushes: deque[tuple[int, tuple[str, ...]]] = field(default_factory=deque)  # first rank: iteration, unanswered
     last_vote: int | None = None  # iteration of Shutdown: the last one in which a vote is taken

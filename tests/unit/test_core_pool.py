@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import hypothesis.strategies as st
 import pytest
 from hypothesis import settings
@@ -122,3 +124,13 @@ def test_a_run_beyond_what_was_ever_taken_is_refused() -> None:
     pages = pool.alloc(20)
     with pytest.raises(PoolError, match=f"page {pages[-1] + 1} is free and cannot be shared"):
         pool.share([*pages, *range(pages[-1] + 1, 90)])
+
+
+@pytest.mark.parametrize("shared", [range(20), range(10, 40), [0, 3, 39]])
+def test_the_first_page_with_one_holder_is_found_in_runs_and_in_any_order(shared: Sequence[int]) -> None:
+    """Against a walk; long runs and short or broken ones are looked up in different ways."""
+    pool = Pool(40, 1)
+    pages = pool.alloc(40)
+    pool.share([pages[i] for i in shared])
+    for asked in (pages, pages[5:30], pages[::-1], pages[10:20], [99]):
+        assert pool.first_held_once(asked) == next((page for page in asked if pool.refs(page) == 1), None)

@@ -136,13 +136,9 @@ class Pool:
         """One holder less for each page. Raises PoolError for a page that is free already (freed twice)."""
         run, freed = run_of(pages), []
         holders = 0 if run is None else self._holders_of(run)
-        held = self._refs[run.start : run.stop] if run is not None else ()
         if run is not None and holders:
             self._refs[run.start : run.stop] = repeated(holders - 1, len(run))
             freed = list(pages) if holders == 1 else []
-        elif run is not None and len(held) == len(run) and 0 not in held:
-            self._refs[run.start : run.stop] = array("I", [holders - 1 for holders in held])
-            freed = [page for page, holders in zip(run, held) if holders == 1]
         else:
             refs, known = self._refs, len(self._refs)
             for page in pages:
