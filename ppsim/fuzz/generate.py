@@ -65,7 +65,8 @@ def drawn(draw: Draws, profile: Profile) -> Experiment:
     chance(draw, on, raw)
     if "hicache" in on and role != "decode":
         tiers(draw, on, raw)
-    raw["run"] = {"max_iterations": MAX_ITERATIONS, "invariants": True, "max_wait_iterations": patience(raw)}
+    limit = patience(raw)  # who stands still from the last iterations on is seen to, before the run is given up
+    raw["run"] = {"max_iterations": MAX_ITERATIONS + limit, "invariants": True, "max_wait_iterations": limit}
     raw["run"] |= {"max_retractions": most_retractions(raw), "max_wait_ms": patience_ms(raw)}
     if role == "pd":
         two_sides(draw, on, raw)

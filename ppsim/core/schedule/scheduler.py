@@ -367,13 +367,15 @@ class Scheduler(Intake):
 
     # --- launch and harvest ----------------------------------------------------------------------------------
 
-    def _batch(self, slot: Slot, iteration: int, mode: Mode, pieces: list[Piece[Request]]) -> LaunchedBatch:
-        """Freeze the batch. ``contains_last_prefill_chunk`` is SGLang's definition (protocol.md 2.4)."""
-        config = self.config
+    def may_skip_output(self, pieces: list[Piece[Request]]) -> bool:
+        """Whether a prefill is one middle chunk alone whose output nobody needs (protocol.md 2.4)."""
         contains_last = self.chunked is None or len(pieces) > 1 or pieces[0].is_last_chunk
+        return not contains_last and not pieces[0].kv.spec.return_logprob
+
+    def _batch(self, slot: Slot, iteration: int, mode: Mode, pieces: list[Piece[Request]]) -> LaunchedBatch:
+        """Freeze the batch."""
+        config = self.config
         requests = tuple([piece.kv for piece in pieces])
-        pure_middle = mode is Mode.EXTEND and len(pieces) == 1 and not contains_last
-        pure_middle = pure_middle and not requests[0].spec.return_logprob
         for request in requests:
             request.num_inflight += 1
         forward = ForwardBatch(
@@ -383,7 +385,7 @@ class Scheduler(Intake):
             tuple(pieces),
             sum([piece.new_tokens for piece in pieces]),
             can_run_cuda_graph=config.cuda_graph and mode is Mode.DECODE,
-            skip_output_comm=config.skip_pure_chunk_output and pure_middle,
+            skip_output_comm=config.skip_pure_chunk_output and mode is Mode.EXTEND and self.may_skip_output(pieces),
         )
         chunked_rid = self.chunked.rid if self.chunked else None
         batch = LaunchedBatch(forward, requests, chunked_rid)
@@ -507,8 +509,8 @@ def causes(scheduler: Scheduler) -> tuple[tuple[str, str, object], ...]:
         ("INV-28", "acks, hits and load-backs", () if tiers is None else tiers.tier_parts()),
         ("INV-57", "aborted requests", tuple((found.rid, found.reason) for found in journal.of(AbortFound))),
         ("INV-48", "failed requests", tuple(end.rid for end in journal.of(Ended) if end.failed)),
-        ("INV-47", "advanced requests", tuple(moved.rid for moved in journal.of(Advanced))),
         ("INV-43", "grammar queue", tuple(r.rid for r in scheduler.grammar_queue)),
+        ("INV-47", "advanced requests", tuple(moved.rid for moved in journal.of(Advanced))),
         ("INV-46", "queues of the role", scheduler.role.key()),
     )
 

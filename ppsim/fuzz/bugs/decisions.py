@@ -11,6 +11,7 @@ from ppsim.core.memory.kv import KVCache
 from ppsim.core.policy import Policy
 from ppsim.core.rank import Plan, Rank
 from ppsim.core.schedule.admission import PrefillAdder
+from ppsim.core.schedule.batch import Piece
 from ppsim.core.schedule.journal import Journal
 from ppsim.core.schedule.request import Request, State
 from ppsim.core.schedule.scheduler import Scheduler
@@ -48,18 +49,12 @@ class MixedTokensNotCharged(Scheduler):
 
 
 @planted("logprob_wish_lost", breaks="INV-12", profile="chunked", source="protocol.md 2.4")
-class LogprobWishLost(Loop):
-    """Later ranks forget who asked for logprobs, and skip an exchange that the first rank waits for."""
+class LogprobWishLost(Scheduler):
+    """Later ranks ask nobody for logprobs before they skip an exchange, which the first rank waits for."""
 
-    def plan(self) -> Plan:
-        steps = super().plan()
-
-        def forget(rank: Rank) -> None:
-            for request in rank.scheduler.requests.values():
-                if not rank.config.is_first and request.spec.return_logprob:
-                    request.spec = replace(request.spec, return_logprob=False)
-
-        return behind(steps, "apply_inputs", does(forget))
+    def may_skip_output(self, pieces: list[Piece[Request]]) -> bool:
+        is_middle = len(pieces) == 1 and not pieces[0].is_last_chunk
+        return super().may_skip_output(pieces) or (is_middle and not self.config.is_first)
 
 
 @planted("middle_chunk_counted_twice", breaks="INV-13", profile="chunked", source="protocol.md 4.4")

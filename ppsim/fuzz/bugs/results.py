@@ -73,10 +73,12 @@ class FirstRankSamples(Loop):
 
 @planted("middle_chunks_are_tokens", breaks="INV-45", profile="chunked", source="protocol.md 2.4")
 class MiddleChunksAreTokens(Scheduler):
-    """The row of a middle chunk is taken for a token."""
+    """The row of a middle chunk whose exchange was skipped is taken for a token."""
 
     def is_middle_chunk(self, request: Request) -> bool:
-        return False
+        batch = self.slots.to_harvest(self.iteration).last_batch
+        was_skipped = batch is not None and batch.forward.skip_output_comm
+        return super().is_middle_chunk(request) and not was_skipped
 
 
 @planted("last_reply_twice", breaks="INV-61", profile="plain", source="bugs.md I12")
