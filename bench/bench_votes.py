@@ -18,7 +18,6 @@ from unittest.mock import patch
 from ppsim.core.effects import Effects
 from ppsim.core.loop import Loop, event_loop_pp
 from ppsim.core.parts import UNCHANGED, Change, Parts
-from ppsim.core.phases import finish
 from ppsim.core.rank import Plan, Rank
 from ppsim.core.schedule.journal import AbortFound
 from ppsim.core.start import agree_on_start
@@ -330,7 +329,10 @@ def checker_table() -> list[str]:
 
 
 def checked_s(interval: int, *, removed: bool) -> float:
-    """One run of 64 requests that decode on four stages; ``removed``: the loop does not even ask whether it is on."""
+    """One run of 64 requests that decode on four stages, each rank for itself.
+
+    ``removed``: the loop does not even ask whether the checker is on.
+    """
     keys = {
         "cluster.pp_size": 4,
         "run.consensus_check_interval": interval,
@@ -346,14 +348,16 @@ def checked_s(interval: int, *, removed: bool) -> float:
 
 
 def loop_without_checker(rank: Rank) -> Effects[None]:
-    """``event_loop_pp`` of a plain role without its two lines for the checker."""
+    """``event_loop_pp`` without its two lines for the checker."""
     yield from agree_on_start(rank)
     while True:
         for phase in rank.plan:
             yield from phase(rank)
             if rank.stopped:
-                yield from finish(rank)
+                for last in rank.at_end:
+                    yield from last(rank)
                 return
+        rank.journal.flush()
         rank.iteration += 1
 
 

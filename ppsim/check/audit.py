@@ -110,10 +110,9 @@ class Audit:
                     self.fail("INV-22", r, f"its {what} has {size} tokens, but only {own} fit on this rank")
             capacity = (scheduler.kv.pool.capacity_tokens, config.max_running_requests, host)
             self.compare("start", r, -1, (("INV-22", "capacities", capacity),))
-        self.compare("inputs", r, i, (("INV-01", "request list", tuple(str(item) for item in r.rank.inputs)),))
+        inputs = ("INV-01", "request list", tuple([str(item) for item in r.rank.inputs]))
         self._read_aborts(r, i)
-        self.compare("causes", r, i, causes(scheduler))
-        self.compare("limits", r, i, limits(scheduler, i))
+        self.compare("causes", r, i, (inputs, *causes(scheduler), *limits(scheduler, i)))
         # Hidden states that leave before the exchange overtake the output that their receiver still waits for.
         allowed = 1 if config.hidden_before_exchange else 0
         if config.role == "plain" and r.rank.link.inbox_size > allowed:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from ppsim.check.observers import Seat, last_phase
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.schedule.request import TERMINAL, Request, State
-from ppsim.core.schedule.slots import Slot
+from ppsim.core.schedule.slots import LaunchedBatch
 
 if TYPE_CHECKING:
     from ppsim.core.schedule.scheduler import Scheduler
@@ -123,12 +123,14 @@ def places(scheduler: Scheduler) -> dict[Request, list[Place]]:
     if chunked is not None:
         found.setdefault(chunked, []).append((CHUNK, -1, -1))
     for slot in slots:
-        place = (RUNNING, slot.index, -1)
-        for request in slot.running:
-            if request.state not in TERMINAL:  # who has ended is dropped at the next visit
-                found.setdefault(request, []).append(place)
-        for request in joining(slot, chunked):
-            found.setdefault(request, []).append((JOINING, slot.index, -1))
+        if slot.running:
+            place = (RUNNING, slot.index, -1)
+            for request in slot.running:
+                if request.state not in TERMINAL:  # who has ended is dropped at the next visit
+                    found.setdefault(request, []).append(place)
+        if slot.last_batch is not None:
+            for request in joining(slot.last_batch, chunked):
+                found.setdefault(request, []).append((JOINING, slot.index, -1))
     for slot in slots:
         batch = slot.launched
         if slot.in_flight and batch is not None:
@@ -138,9 +140,8 @@ def places(scheduler: Scheduler) -> dict[Request, list[Place]]:
     return found
 
 
-def joining(slot: Slot, chunked: Request | None) -> list[Request]:
-    """Requests of a harvested prefill batch that the slot's next visit takes into its running set."""
-    last = slot.last_batch
-    if last is None or not last.is_extend:
+def joining(last: LaunchedBatch, chunked: Request | None) -> list[Request]:
+    """Requests of a harvested prefill batch that its slot's next visit takes into its running set."""
+    if not last.is_extend:
         return []
     return [q for q in last.requests if q.state is State.DECODE and q is not chunked and q.rid != last.chunked_rid]

@@ -77,7 +77,10 @@ class TierRules:
             "fetch": tiers.fetches,
         }
         for kind, queue in queues.items():
-            keys, before = [op.key for op in queue], seen.under_way[kind]
+            before = seen.under_way[kind]
+            if not queue and not before:
+                continue
+            keys = [op.key for op in queue]
             if keys == before:
                 continue
             seen.under_way[kind] = [key for key in before if key in keys] + [key for key in keys if key not in before]
