@@ -3,12 +3,21 @@
 A loop is nothing but a list of phases. Because the list is data, the order of an iteration can be read here at a
 glance, and a subclass of ``Loop`` can swap two lines of it. The three roles differ by their lists only.
 
-One iteration i of a plain rank at depth 0 (slots: j = i mod L is visited, n = j+1 harvested, f = j+P released):
+Two plain ranks at depth 0 while both slots are busy (P = L = 2). In iteration i slot a = i mod L is visited, and
+b = (i+1) mod L harvested, which was launched in iteration i-1. Time runs to the right, a letter is a slot:
 
-    host      ingest_inputs  forward_inputs  apply_inputs | schedule j | launch j | exchange: f out, n in | harvest n
-    control   <- list i        list i ->
-    tensor                                     <- hidden j                 output f ->  <- output n         hidden j ->
-    forward                                                [ stage computes the batch of slot j ............ ]
+    rank 0  host    |list i|schedule a|launch a|... waits for b ....|harvest b|list i+1|schedule b|launch b|... waits
+            forward                            [======== a ========]                               [======== b ======
+            control   i -> 1                                                    i+1 -> 1
+            tensor                      old a -> 1          <- b     hidden a -> 1               b -> 1
+    rank 1  host    (iteration i-1)  ... waits for old a ...        |list i|schedule a|launch a|... b ...|harvest b|
+            forward        [======== b ========]                                       [======== a ========]
+            control                                                   <- i
+            tensor          b -> 0                                        <- hidden a   a -> 0    <- b
+
+The ranks are an iteration apart. The last one sees its own samples only when they have been round the ring, so that all
+ranks harvest b in iteration i; a rank in the middle passes on the output that it received one iteration before; slot
+f = (i+P) mod L is the one whose output leaves the last rank (here a, as soon as its pass is over).
 
 With depth the exchange stands before the launch; the loops of disaggregation pass the list on at the end.
 """
