@@ -42,6 +42,7 @@ WHY_OTHER: dict[str, str] = {
     "abort_reaches_two_slots": "a slot that is not reached delivers behind the abort, and that is looked at first",
     "ended_rows_dropped_at_harvest": "the batch without these rows is another one, and that is compared first",
     "barrier_in_each_iteration": "the barrier closes a ring of waiting ranks before its length can be measured",
+    "local_grammar_cache": "a request leaves the queue on one rank alone, and who advances is compared first",
     "decodes_first": "the visit that does not try a prefill leaves the slot open, and that is compared first",
 }
 """Why the first rule that is seen broken is another one than the bug is listed under, for each where it is."""

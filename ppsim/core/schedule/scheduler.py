@@ -509,8 +509,8 @@ def causes(scheduler: Scheduler) -> tuple[tuple[str, str, object], ...]:
         ("INV-28", "acks, hits and load-backs", () if tiers is None else tiers.tier_parts()),
         ("INV-57", "aborted requests", tuple([(found.rid, found.reason) for found in journal.of(AbortFound)])),
         ("INV-48", "failed requests", tuple([end.rid for end in journal.of(Ended) if end.failed])),
-        ("INV-43", "grammar queue", names_of(scheduler.grammar_queue)),
         ("INV-47", "advanced requests", tuple([moved.rid for moved in journal.of(Advanced)])),
+        ("INV-43", "grammar queue", names_of(scheduler.grammar_queue)),
         ("INV-46", "queues of the role", scheduler.role.key()),
     )
 
