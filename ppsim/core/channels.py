@@ -16,6 +16,7 @@ kind with the wrong logical address is a protocol error that names the side at f
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TypeVar
 
 from ppsim.core.config import RankConfig
@@ -25,6 +26,9 @@ from ppsim.core.messages import Check, Conclusion, Hidden, Kind, Lane, Message, 
 
 RULES = {Kind.META: "INV-02", Kind.HIDDEN: "INV-32", Kind.OUTPUT: "INV-33", Kind.CONCLUSION: "INV-37"}
 """What is broken if a message of this kind is left out or sent twice; for the others it is invariant 31."""
+
+MAX_NAMED = 4
+"""Requests that a report lists by name."""
 
 M = TypeVar("M", Start, Meta, Hidden, Output, Vote, Conclusion, Side, Check)
 
@@ -101,8 +105,26 @@ def commit_all(works: list[Work]) -> Effects[None]:
 
 
 def shape_error(
-    rank: int, iteration: int, slot: int, what: str, expected: int, came: int, src: int, invariant: str
+    rank: int,
+    iteration: int,
+    slot: int,
+    what: str,
+    expected: int,
+    came: int,
+    src: int,
+    invariant: str,
+    rids: Sequence[str],
 ) -> ProtocolError:
-    """Sender and receiver disagree about the size of a tensor: the two have scheduled different batches."""
+    """Sender and receiver disagree about the size of a tensor: the two have scheduled different batches.
+
+    ``rids`` are the requests of the receiver's batch.
+    """
     blame = f"rank {src} scheduled another batch"
-    return ProtocolError(rank, iteration, slot, f"{what} with {expected} rows", f"{came} rows", blame, invariant)
+    wanted, rid = f"{what} with {expected} rows ({named(rids)})", rids[0] if len(rids) == 1 else ""
+    return ProtocolError(rank, iteration, slot, wanted, f"{came} rows", blame, invariant, rid)
+
+
+def named(rids: Sequence[str]) -> str:
+    """Requests of a batch for a report: the first few, and how many more there are."""
+    shown = ", ".join(rids[:MAX_NAMED])
+    return f"{shown} and {len(rids) - MAX_NAMED} more" if len(rids) > MAX_NAMED else shown

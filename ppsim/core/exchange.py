@@ -10,7 +10,7 @@ has become of the requests since (invariants 33, 35).
 
 from __future__ import annotations
 
-from ppsim.core.channels import commit_all, shape_error
+from ppsim.core.channels import commit_all, named, shape_error
 from ppsim.core.effects import Effects
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Lane, Output
@@ -108,15 +108,18 @@ class Exchange:
         expected = len(launched.requests)
         if rank.received.num_rows != expected:
             came = rank.received.num_rows
-            raise shape_error(link.rank_id, rank.iteration, slot, "output", expected, came, link.prev, "INV-34")
+            at, rids = (link.rank_id, rank.iteration, slot), [r.rid for r in launched.requests]
+            raise shape_error(*at, "output", expected, came, link.prev, "INV-34", rids)
         wanted, came = launched.num_logprobs, rank.received.num_logprobs
         if came != wanted:
+            rids = [r.rid for r in launched.requests if r.spec.return_logprob]
             raise ProtocolError(
                 link.rank_id,
                 rank.iteration,
                 slot,
-                f"logprobs for {wanted} rows",
+                f"logprobs for {wanted} rows ({named(rids)})" if rids else "no logprobs",
                 f"for {came} rows",
                 f"rank {link.prev} passed the output on without all of its fields",
                 "INV-71",
+                rids[0] if len(rids) == 1 else "",
             )

@@ -111,7 +111,8 @@ def receive_hidden(rank: Rank) -> Effects[None]:
     expected = rank.batch.forward.num_tokens
     if rank.hidden.num_tokens != expected:
         came = rank.hidden.num_tokens
-        raise shape_error(link.rank_id, rank.iteration, rank.slot, "hidden states", expected, came, link.prev, "INV-32")
+        at, rids = (link.rank_id, rank.iteration, rank.slot), [r.rid for r in rank.batch.requests]
+        raise shape_error(*at, "hidden states", expected, came, link.prev, "INV-32", rids)
     first = rank.first_layer
     if rank.hidden.num_layers != first:
         raise ProtocolError(

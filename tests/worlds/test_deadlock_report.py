@@ -154,13 +154,13 @@ def test_a_message_of_another_size_stops_the_run_with_both_sizes(
     assert (verdict.exit_code, verdict.invariant) == (1, "INV-32" if hidden else "INV-34")
     if hidden:
         place, expected = (
-            "rank 1, iteration 0, slot 0, phase receive_hidden: ",
-            f"expected hidden states with 4 rows, got {rows} rows; rank 0",
+            "rank 1, iteration 0, slot 0, phase receive_hidden, request R1: ",
+            f"expected hidden states with 4 rows (R1), got {rows} rows; rank 0",
         )
     else:
         place, expected = (
-            "rank 0, iteration 2, slot 0, phase exchange_if_shallow: ",
-            f"expected output with 1 rows, got {rows} rows; rank 2",
+            "rank 0, iteration 2, slot 0, phase exchange_if_shallow, request R1: ",
+            f"expected output with 1 rows (R1), got {rows} rows; rank 2",
         )
     assert place + expected in verdict.message
 
