@@ -19,6 +19,7 @@ from ppsim.check.replies import Replies
 from ppsim.check.rows import Rows
 from ppsim.check.rules import Rules
 from ppsim.check.tier_rules import TierRules
+from ppsim.check.time_limits import TimeLimits
 from ppsim.check.together import Decides, Delivers, Harvests, Parts, Record, Samples, Shown
 from ppsim.check.transfers import TransferRules
 from ppsim.core import effects as fx
@@ -83,6 +84,7 @@ class Audit:
         self.rows.watch(r)
         if r.rank_id == 0:
             Replies(r).watch()
+            TimeLimits(r).watch()
 
     # --- decisions -------------------------------------------------------------------------------------------
 

@@ -28,6 +28,7 @@ from ppsim.check.rows import Rows
 from ppsim.check.rule_facts import FACTS
 from ppsim.check.rules import Rules
 from ppsim.check.tier_rules import TierRules
+from ppsim.check.time_limits import TimeLimits
 from ppsim.check.together import Together
 from ppsim.check.transfers import TransferRules, not_covered_once
 from ppsim.check.turn_rules import TurnRules
@@ -313,8 +314,9 @@ RULES: tuple[Invariant, ...] = (
     Invariant(
         88,
         "nobody is turned away who could be served, and nobody ends early whom no abort and no want of memory ends",
-        (EarlyEnds._refused, EarlyEnds._unfit, EarlyEnds._ended),
-        fact="what asks and what fits, when it is turned away; the aborts read, and the memory that is left",
+        (EarlyEnds._refused, EarlyEnds._unfit, EarlyEnds._ended, TimeLimits.decided),
+        fact="what asks and what fits, when it is turned away; the aborts read, the memory that is left, and how long "
+        "it has waited or run by the clock that its rank was shown",
     ),
     Invariant(
         89,

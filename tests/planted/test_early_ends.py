@@ -33,6 +33,11 @@ FAILED_TRANSFER: Changes = {**work(row("R1", 0, output=4)), **fact("transfer", 5
 FLUSH: Changes = {**work(row("R1", 0)), "workload.flushes": [{"rid": "F", "at_iteration": 12}]}
 TWO: Changes = {**WIDE, **work(row("R1", 0, output=9), row("R2", 0, output=9))}
 LONG = work(row("R1", 0, output=9))
+ONE_BY_ONE: Changes = {
+    "scheduler.max_running_requests": 1,
+    "timeouts.running_ms": 19,
+    **work(row("R1", 0, output=9), row("R2", 0, output=9)),
+}
 
 TABLE: dict[str, tuple[Changes, int, int, str]] = {
     # the second half of the pool of 4096 is not counted
@@ -42,6 +47,9 @@ TABLE: dict[str, tuple[Changes, int, int, str]] = {
     # both have their second token in iteration 3; the visit behind it is that of 4, the later one of equals goes
     "retracts_without_need": (TWO, 0, 4, "R2"),
     "middle_chunk_counts_as_last": (work(row("R1", 0, prompt=12, output=4)), 0, 0, "R1"),
+    # two stages of 1 ms: R1 runs for 18 ms, and R2 as long behind it. The clock of iteration i shows i - 2 ms, and its
+    # first look at R2, in iteration 1, 0 ms: 20 is the first beyond 19
+    "limit_counts_the_queue": (ONE_BY_ONE, 0, 22, "R2"),
     "one_place_too_many": ({**TWO, "scheduler.pp_max_micro_batch_size": 1}, 0, 0, "R2"),
     # its compile is over in iteration 9 of the first rank
     "pending_counts_as_compiled": (GRAMMARS, 0, 0, "R1"),

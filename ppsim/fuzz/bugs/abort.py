@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from ppsim.core.loop import Loop
 from ppsim.core.messages import AbortReq
-from ppsim.core.rank import Rank
+from ppsim.core.rank import Plan, Rank
 from ppsim.core.schedule.request import Request
 from ppsim.core.schedule.scheduler import Scheduler
 from ppsim.plugin import planted
+from ppsim.plugin.plans import before, does
 
 
 @planted("free_at_abort", breaks="INV-59", profile="abort", source="bugs.md B68")
@@ -35,3 +37,15 @@ class TimeoutsOnEveryRank(Rank):
     @property
     def watches_timeouts(self) -> bool:
         return True
+
+
+@planted("limit_counts_the_queue", breaks="INV-88", profile="abort", source="protocol.md 7.3")
+class LimitCountsTheQueue(Loop):
+    """The time in the queue counts for the limit on running: who runs at last is ended at once."""
+
+    def plan(self) -> Plan:
+        return before(super().plan(), "ingest_inputs", does(count_the_queue))
+
+
+def count_the_queue(rank: Rank) -> None:
+    rank.runs_since_ms = {**rank.waits_since_ms, **rank.runs_since_ms}
