@@ -59,6 +59,8 @@ STUCK = ("timeouts.waiting_ms=20", "host.schedule_us=1000", NEVER)
 FLUSH = 'workload.flushes=[{rid="F", at_iteration=1}]'
 TINY = f"workload.requests=[{ROW.format(1, 0, 8, 1)}]"
 
+QUEUE = ("scheduler.max_running_requests=1", LONGER, "timeouts.running_ms=10")
+
 CONFIGURATIONS: dict[str, Configuration] = {
     "release": Configuration("one vote (release of KV), one abort", ("delays=transfer:3", "aborts=16")),
     "bootstrap": Configuration("one vote (bootstrap), one abort", ("delays=bootstrap:3", "aborts=16")),
@@ -74,6 +76,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "depth": Configuration("one abort at depth 1", ("aborts=20",), (PLAIN, "cluster.pp_async_batch_depth=1", LONGER)),
     "replicas": Configuration("one vote, two tensor-parallel ranks a stage", ("delays=transfer:1",), REPLICAS),
     "limit": Configuration("one abort, a limit on time", ("aborts=16",), (PLAIN, "timeouts.running_ms=60000")),
+    "queue": Configuration("one abort, a queue, and a limit that each keeps", ("aborts=24",), (PLAIN, *QUEUE)),
     "stuck": Configuration("a handshake that never completes, a limit", ("delays=transfer:1",), STUCK),
     "flush": Configuration("one request of one chunk, one abort, a flush", ("aborts=16",), (PLAIN, TINY, FLUSH)),
     "tiny": Configuration("one chunk, one abort", ("aborts=1",), (PLAIN, TINY, LATE)),
@@ -114,6 +117,7 @@ FOUND_IN: dict[str, tuple[str, ...]] = {
     "depth": ("abort_reaches_two_slots", "freed_at_first_harvest"),
     "replicas": ("empty_vote_left_out",),
     "limit": ("timeouts_on_every_rank",),
+    "queue": ("limit_counts_the_queue",),
     "stuck": ("limits_off_in_pd",),
     "flush": ("flush_answered_at_once", "flush_beside_launched"),
 }
@@ -131,6 +135,7 @@ WHY_ANOTHER: dict[str, str] = {
     "store_takes_the_first": "it is a bug of the consensus store, and the bootstrap is voted on",
     "empty_vote_left_out": "it needs a second tensor-parallel rank, whose voice is missing",
     "timeouts_on_every_rank": "no limit on time is set, so nobody has a reason to look at a clock",
+    "limit_counts_the_queue": "no limit on time is set, and nobody queues",
     "limits_off_in_pd": "no limit on time is set, and every handshake completes",
     "flush_answered_at_once": "nobody flushes the cache",
     "flush_beside_launched": "nobody flushes the cache; and the second chunk holds what the first has put there",
