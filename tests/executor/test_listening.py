@@ -21,6 +21,8 @@ from tests.executor.small import small_scenario
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="sockets are read from /proc")
 
 LISTEN = "0A"
+FEW = {"source": "requests", "requests": [{"rid": f"R{n}", "prompt": 200, "output": 60} for n in range(6)]}
+"""All at once: the work of a default scenario comes in real time, over most of a minute."""
 
 
 def listening(pid: int) -> set[tuple[str, int]]:
@@ -73,7 +75,8 @@ def test_no_process_of_a_run_listens_to_the_outside(role: str, monkeypatch: pyte
             seen.update(sockets)
 
     before = outside(listening(os.getpid()))  # of the test run itself
-    result = execute(small_scenario(disaggregation={"role": role}), progress=look, start_method="forkserver")
+    scenario = small_scenario(disaggregation={"role": role}, workload=FEW)
+    result = execute(scenario, progress=look, start_method="forkserver")
     assert result.verdict.kind == "pass", result.verdict.message
     assert most > 0, "no rank was ever seen to listen: the test looked too late"
     assert [place for place in outside(seen) if place not in before] == []
