@@ -26,15 +26,12 @@ BUDGET_S = 60.0
 MAX_REQUESTS = MAX_STAGES = 3
 
 WHY_LARGER: dict[str, str] = {
-    "abort_reaches_two_slots": "it spares every slot but two, and the shrinker could take no stage away",
     "chunk_sizes_refitted": "ranks refit at other times only while several prompts are chunked one after the other",
     "ended_rows_dropped_at_harvest": "a request must end in a slot that others keep open until its next decode",
     "last_view_counts": "the first rank's view must be lost on the way round; the shrinker could take no stage away",
     "middle_chunk_counts_as_last": "the shrinker could leave none of its prompts out",
-    "middle_chunks_are_tokens": "the shrinker could leave none of its prompts out",
     "parked_chunk_waits_too": "a chunk is parked only where others fill the pool",
     "retracts_the_first": "several must share a slot and outgrow the pool there",
-    "same_victim_again": "one request is retracted again and again only where the others outgrow the pool each time",
 }
 """Why a bug needs more than three requests or stages, for each that does."""
 
