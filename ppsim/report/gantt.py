@@ -166,16 +166,24 @@ def draw_overview(
 
 
 def write_iterations(
-    axes: Axes, shape: Rows, drawn: Sequence[Sequence[Box]], colours: Mapping[int, Rgb], scale: float
+    axes: Axes,
+    shape: Rows,
+    drawn: Sequence[Sequence[Box]],
+    colours: Mapping[int, Rgb],
+    scale: float,
+    height: int | None = None,
 ) -> int:
-    """Iteration numbers in the boxes that are wide enough, all of one ink as one path. Returns how many there are."""
+    """Iteration numbers in the boxes that are wide enough, all of one ink as one path. Returns how many there are.
+
+    ``height``: of a bar in pixels, where it is not ``shape.bar``'s.
+    """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
     from matplotlib.textpath import TextPath
     from matplotlib.transforms import Affine2D
 
     first, stop = shape.bar(0)
-    if stop - first < LABEL_PX + 2:
+    if (stop - first if height is None else height) < LABEL_PX + 2:
         return 0
     found: dict[str, list[Outline]] = {}
     for i, lane in enumerate(drawn):

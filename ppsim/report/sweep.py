@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppsim.errors import UsageError
 from ppsim.report.canvas import DPI, FAILED, checked_path, encoded, plain_style, wrapped
+from ppsim.report.keys import axis_words, figure_words, key_words, log_note, shown, value_words
 from ppsim.report.legend import PALETTE, hexa
 
 if TYPE_CHECKING:
@@ -26,13 +27,7 @@ MAX_TICKS = 9
 WIDE = 8.0  # largest over smallest from which an axis is logarithmic
 DOTS = "os^D"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.3)), (0, (5, 2, 1, 2)))
-NAMES = {
-    "bubble_ratio": "bubble: share of the time in which a stage is idle",
-    "input_tokens_per_s": "throughput, input tokens/s",
-    "output_tokens_per_s": "throughput, output tokens/s",
-    "makespan_s": "makespan, s",
-}
-WORDS = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "time to last token"}
+TITLE_LETTERS = 52  # of a panel's title in a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,22 +131,23 @@ def has_figures(table: Table, name: str) -> bool:
 
 
 def label_of(table: Table, keys: Sequence[str], row: int) -> str:
-    """The other keys of a row: their last part, for room."""
+    """The other keys of a row, in words."""
     parts = [
-        shown(table[key][row]) if key == "scenario" else f"{key.rpartition('.')[2]} {shown(table[key][row])}"
+        shown(table[key][row]) if key == "scenario" else value_words(key, shown(table[key][row]))
         for key in keys
         if table[key][row] is not None
     ]
     return ", ".join(parts)
 
 
-def shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 # --- drawing -----------------------------------------------------------------------------------------------------
+
+
+def title_of(names: Sequence[str], num_points: int, chart: Chart) -> str:
+    """What the picture is of: scenarios, the number of their runs, and over what."""
+    of = names[0] if len(names) == 1 else f"{len(names)} scenarios"
+    over = "scenarios" if chart.x == "scenario" else key_words(chart.x).name.partition(":")[0]
+    return f"{of}: {num_points} runs over {over}; a dot is a run"
 
 
 def plot_sweep(table: Table, keys: Sequence[str], path: Path, title: str, chart: Chart) -> bytes:
@@ -201,7 +197,8 @@ def draw_panel(axes: Axes, table: Table, chart: Chart, name: str) -> None:
     if lost:  # on the lower edge, whatever the scale
         axes.plot(lost, [0.0] * len(lost), "x", color=FAILED, ms=7, mew=1.6, clip_on=False, zorder=5,
                   transform=axes.get_xaxis_transform())  # fmt: skip
-    axes.set_title(words_of(name), fontsize=10, loc="left")
+    title = figure_words(name) + log_note(axes.get_yscale() == "log")
+    axes.set_title("\n".join(wrapped([title], TITLE_LETTERS)), fontsize=10, loc="left")
     axes.grid(color="#e6e3dc", lw=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=8)
@@ -211,7 +208,7 @@ def draw_panel(axes: Axes, table: Table, chart: Chart, name: str) -> None:
 def set_x(axes: Axes, chart: Chart) -> None:
     from matplotlib.ticker import NullLocator
 
-    axes.set_xlabel(chart.x, fontsize=9)
+    axes.set_xlabel(axis_words(chart.x) + log_note(chart.is_log), fontsize=9)
     if chart.names:
         axes.set_xticks(range(len(chart.names)), chart.names, rotation=30, ha="right")
         axes.set_xlim(-0.5, len(chart.names) - 0.5)
@@ -235,16 +232,6 @@ def set_y(axes: Axes, values: Sequence[float]) -> None:
     else:
         axes.set_ylim(0.0, max(values) * 1.08 or 1.0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-
-
-def words_of(name: str) -> str:
-    """A figure in words, with its unit."""
-    if name in NAMES:
-        return NAMES[name]
-    first, _, rest = name.partition("_")
-    if first in WORDS and rest.endswith("_s"):
-        return f"{WORDS[first]} ({rest.removesuffix('_s').replace('_', ' ')}), s"
-    return name
 
 
 def missing_words(table: Table, chart: Chart) -> str:
