@@ -13,7 +13,7 @@ from ppsim.plan.grid import chunk_sizes
 from ppsim.plan.rerun import rerun
 from ppsim.plan.search import Progress, Search
 from ppsim.plan.trial_load import NUM_REQUESTS, probe_of
-from ppsim.plan.tuning import Judged, Row, Tuning, score_of
+from ppsim.plan.tuning import DEPTH_TOLERANCE, Judged, Row, Tuning, score_of
 from ppsim.scenario.bounds import MAX_TOKENS
 from ppsim.scenario.layers import known_shape
 from ppsim.scenario.rank import given_pool
@@ -70,7 +70,13 @@ def searched(s: Scenario, wish: Wish, search: Search, made_room: list[str]) -> T
     search.joint()
     own = given.split if given.figures is not None and given.split.num_gpus == num_gpus else None
     path = search.path(own or search.best_by_split()[0][0])
-    found = Tuning(probe, num_gpus, given, search.table(), path)
+    shallow, gain = search.shallow()
+    found = Tuning(probe, num_gpus, given, search.table(shallow), path)
+    if gain:
+        found.notes.append(
+            f"a larger depth than {shallow.pp_async_batch_depth} would gain {100 * gain:.2g} %: not recommended below "
+            f"{100 * DEPTH_TOLERANCE:g} %, because it holds every output back"
+        )
     judge(search, found)
     winner = found.best.candidate
     assert winner is not None

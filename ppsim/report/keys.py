@@ -99,6 +99,13 @@ BEGINS = {  # of figures with a statistic
     "tier_copies_write": "writes to host memory",
     "tier_copies_prefetch": "fetches from storage",
 }
+STATISTICS = {
+    "p50": "median",
+    "p90": "90th percentile",
+    "p99": "99th percentile",
+    "num": "number",
+    "busy": "of the busiest rank",
+}
 
 
 def key_words(key: str) -> Words:
@@ -136,7 +143,7 @@ def figure_words(name: str) -> str:
         if rest != name:
             unit = "s" if rest.endswith("_s") else ""
             statistic = rest.removesuffix("_s")
-            return str(Words(f"{words} ({'number' if statistic == 'num' else statistic})", unit))
+            return str(Words(f"{words} ({STATISTICS.get(statistic, statistic)})", unit))
     return str(key_words(name))
 
 

@@ -163,6 +163,34 @@ def test_kv_tokens_fill_their_area(busy: Recording, figures: list[Any]) -> None:
     assert top_of(axes) == pytest.approx(160)
 
 
+def test_a_pool_that_stays_nearly_free_is_no_flat_line_and_the_words_say_where_the_axis_ends(
+    figures: list[Any],
+) -> None:
+    """The same twenty requests, in a pool a hundred times larger than what they use."""
+    made = [{**r, "at_ms": 5.3 * i} for i, r in enumerate(requests(20, prompt=23, output=9))]
+    recording = run({"workload.requests": made, "scheduler.max_total_tokens": 30_000}).recording
+    pixels = drawn(recording, "kv")
+    axes = figures[0].axes[0]
+    use = kv_use(recording, 0)
+    peak = max(a + b for a, b in zip(*(by_time(use)), strict=True))
+    assert use.pool == 30_000
+    assert peak < 1000
+    assert top_of(axes) == pytest.approx(1.05 * peak, rel=1e-3)
+    (words,) = (t.get_text() for t in figures[0].texts if t.get_text().startswith("KV tokens of PP0"))
+    assert f"of a pool of 30,000; the axis ends at {100 * 1.05 * peak / 30_000:.2g} % of the pool" in words
+    end = max(recording.replies[-1].time_ns, max(s.end_ns for spans in recording.spans for s in spans))
+    clear = steady((use.in_use, use.cached), 0, end)
+    held, cached = (integral(s, 0, end, WIDTH) for s in (use.in_use, use.cached))
+    layers = [(held[clear], BLUE), (cached[clear], GREEN)]
+    held_area(panel(pixels, axes)[:, clear], axes, layers, top_of(axes))
+
+
+def by_time(use: Any) -> tuple[list[int], list[int]]:
+    """Held and cached tokens at every instant at which either changes."""
+    times = sorted({*use.in_use.times, *use.cached.times})
+    return [value_at(use.in_use, t) for t in times], [value_at(use.cached, t) for t in times]
+
+
 def test_ranks_that_count_differently_have_panels_of_their_own() -> None:
     recording = pipeline(3, 4)
     assert alike(recording) == [[0, 1, 2]]
@@ -234,7 +262,7 @@ def test_requests_without_a_token_are_counted(figures: list[Any]) -> None:
     recording.arrival("late", 1, 5, 1)
     drawn(recording, "requests")
     says = [text.get_text() for text in figures[0].texts]
-    assert "TTFT of 1 requests, by time of arrival (no first token: 1)" in says
+    assert "TTFT of 1 requests, by time of arrival, logarithmic scale (no first token: 1)" in says
     assert "TPOT of 0 requests, by time of arrival (fewer than two tokens: 2)" in says
 
 

@@ -346,7 +346,7 @@ def test_axes_and_titles_are_words_with_a_unit_and_the_key_stands_behind_them() 
     axes = Figure().subplots()
     draw_panel(axes, found.columns, chart, "ttft_p50_s")
     assert axes.get_xlabel() == "latency of a link, us (links.latency_us)"
-    assert axes.get_title(loc="left") == "time to first token (p50), s"
+    assert axes.get_title(loc="left") == "time to first token (median), s"
     assert title_of(["unit"], 12, chart) == "unit: 12 runs over latency of a link; a dot is a run"
     chart = chart_of(found.columns, keys, "workload.num_chunks")
     axes = Figure().subplots()
