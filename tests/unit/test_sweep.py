@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from ppsim.scenario.tree import Scenario
 from ppsim.sweeps.folder import POINTS, TABLE
 from ppsim.sweeps.points import parse_grid, points_of, read_points
 from ppsim.sweeps.table import typed
+from ppsim.sweeps.version import code_version
 
 BUBBLE = ("--set", "cluster.pp_size=2,4", "--set", "workload.num_chunks=1,8")
 
@@ -256,6 +258,42 @@ def test_a_scenario_that_changed_meanwhile_is_told_and_run_again() -> None:
     again = swept("mine.toml", *sets, "--out", "s")
     assert again.stderr.count("its scenario has changed since it was finished (workload.num_chunks)") == 2
     assert [float(row["bubble_ratio"]) for row in rows_of("s")] == [1 / 5, 3 / 7]
+
+
+def test_another_ppsim_is_told_and_its_points_are_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = ("--set", "cluster.pp_size=2,4", "--out", "s")
+    assert swept("unit", *sets).exit_code == 0
+    before = bytes_of("s")
+    lines = Path("s/points.jsonl").read_text()
+    assert {json.loads(line)["ppsim"] for line in lines.splitlines()} == {code_version()}
+    with monkeypatch.context() as patch:
+        patch.setattr("ppsim.sweeps.folder.code_version", lambda: "9.9, code 00")
+        again = swept("unit", *sets)
+        assert again.stderr.count(f"ppsim has changed since it was finished (then {code_version()}; now 9.9, code") == 2
+        assert "were finished before" not in again.stderr
+        assert "2 points were finished before" in swept("unit", *sets).stderr
+    assert swept("unit", *sets).exit_code == 0
+    assert bytes_of("s") == before
+    old = [{k: v for k, v in json.loads(line).items() if k != "ppsim"} for line in lines.splitlines()]
+    Path("s/points.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in old))
+    assert swept("unit", *sets).stderr.count("ppsim has changed since it was finished (then not told; now") == 2
+
+
+def test_the_version_is_that_of_the_code_that_a_run_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "ppsim"
+    shutil.copytree(Path(ppsim.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr("ppsim.sweeps.version.files", lambda name: package)
+    fresh = code_version.__wrapped__
+    assert fresh() == code_version()
+    (package / "core" / "__pycache__").mkdir()
+    (package / "core" / "__pycache__" / "loop.py").write_text("left behind")
+    (package / "report" / "kv.py").write_text("# another picture")
+    assert fresh() == code_version()
+    for name in ("core/loop.py", "world/network.py", "cost/model.py", "data/models.toml"):
+        (package / name).write_text((package / name).read_text() + "\n# changed\n")
+        assert fresh() != code_version()
+        (package / name).write_text((package / name).read_text().removesuffix("\n# changed\n"))
+        assert fresh() == code_version()
 
 
 def test_a_trace_that_changed_meanwhile_is_told() -> None:
