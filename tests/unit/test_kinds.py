@@ -262,7 +262,7 @@ def test_requests_without_a_token_are_counted(figures: list[Any]) -> None:
     recording.arrival("late", 1, 5, 1)
     drawn(recording, "requests")
     says = [text.get_text() for text in figures[0].texts]
-    assert "TTFT of 1 requests, by time of arrival, logarithmic scale (no first token: 1)" in says
+    assert "TTFT of 1 requests on a logarithmic scale, by time of arrival (no first token: 1)" in says
     assert "TPOT of 0 requests, by time of arrival (fewer than two tokens: 2)" in says
 
 
