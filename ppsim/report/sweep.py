@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,7 +70,7 @@ def chart_of(table: Table, keys: Sequence[str], x: str | None = None, figures: S
     chosen = tuple(dict.fromkeys(figures)) or tuple(name for name in USUAL if has_figures(table, name))
     for name in chosen:
         if not has_figures(table, name):
-            raise UsageError(f"--y {name}: no point has this figure; the columns of the table are the names")
+            raise UsageError(f"--y {name}: no point has this figure; {nearest(table, name)}")
     if not chosen:
         raise UsageError("no point has a figure that could be drawn")
     if len(chosen) > MAX_PANELS:
@@ -92,6 +93,14 @@ def chart_of(table: Table, keys: Sequence[str], x: str | None = None, figures: S
         raise UsageError(f"{len(groups)} lines cannot be told apart, {MAX_LINES} can; choose another --x")
     lines = tuple(Line(label, tuple(sorted(rows, key=lambda row: xs[row] or 0.0))) for label, rows in groups.items())
     return Chart(axis, xs, names, chosen, merged(table, xs, chosen, lines))
+
+
+def nearest(table: Table, name: str) -> str:
+    """What may have been meant: a figure that begins so, the median first, or one that is spelled nearly so."""
+    known = [column for column in table if has_figures(table, column) and "." not in column]
+    begins = sorted((one for one in known if one.startswith(f"{name}_")), key=lambda one: "p50" not in one)
+    near = begins[:1] or get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else "the columns of the table are the names"
 
 
 def merged(table: Table, xs: Sequence[float | None], figures: Sequence[str], lines: Sequence[Line]) -> tuple[Line, ...]:

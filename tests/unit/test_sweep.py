@@ -394,6 +394,18 @@ def test_axes_and_titles_are_words_with_a_unit_and_the_key_stands_behind_them() 
     assert [line.label for line in chart.lines] == [f"latency of a link {us} us" for us in (0, 200, 1000)]
 
 
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("ttft", "ttft_p50_s"), ("bubble", "bubble_ratio"), ("bubbel_ratio", "bubble_ratio"), ("makespan", "makespan_s")],
+)
+def test_a_figure_that_is_not_there_names_the_one_that_was_meant(wrong: str, meant: str) -> None:
+    found = ppsim.sweep("unit", {"pp_size": [2, 4]}, num_jobs=0)
+    with pytest.raises(UsageError, match=f"--y {wrong}: no point has this figure; did you mean {meant}?"):
+        found.plot(y=wrong)
+    with pytest.raises(UsageError, match="the columns of the table are the names"):
+        found.plot(y="qqqqqqqq")
+
+
 def test_every_figure_and_every_key_has_words() -> None:
     """None of the code's names; a unit where the name ends in one. A key's own name stands behind its words."""
     for name in FIGURES:
