@@ -81,7 +81,7 @@ def bubble_curve() -> bytes:
         axes.plot(BATCHES, simulated, mark, color=COLOURS[p], label=f"P = {p}")
     axes.set_xscale("log", base=2)
     axes.set_xticks(BATCHES, [str(m) for m in BATCHES])
-    axes.set_xlabel("M, equal batches (dots: simulated, lines: formula)")
+    axes.set_xlabel("M, equal batches, logarithmic scale (dots: simulated, lines: formula)")
     axes.set_ylabel("bubble, % of the time of all stages")
     axes.set_ylim(0, 100)
     axes.legend(frameon=False)

@@ -73,15 +73,20 @@ def as_page(notebook: Path) -> list[tuple[str, str | bytes]]:
         if cell["cell_type"] != "code":
             lines.append(source)
             continue
-        lines.append(f"```python\n{source}\n```")
+        lines.append(cell_of("in", f"```python\n{source}\n```"))
         for output in cell["outputs"]:
             data = output.get("data", {})
             if "image/png" in data:
                 name = f"{stem}_{len(pictures)}.png"
                 pictures.append((f"notebooks/{name}", base64.b64decode("".join(data["image/png"]))))
-                lines.append(f"![Output of the code above]({name})")
+                lines.append(cell_of("out", f"![Output of the code above]({name})"))
             else:
                 text = "".join(output.get("text") or data.get("text/plain") or "")
-                lines.append(f"```text\n{text.rstrip()}\n```")
+                lines.append(cell_of("out", f"```text\n{text.rstrip()}\n```"))
     where = f"*This page is the notebook `docs/notebooks/{notebook.name}` with its stored outputs.*"
     return [(f"notebooks/{stem}.md", "\n\n".join([lines[0], where, *lines[1:]]) + "\n"), *pictures]
+
+
+def cell_of(kind: str, content: str) -> str:
+    """Code ("in") or what it printed ("out"), told apart by ``site.css``."""
+    return f'<div class="notebook-{kind}" markdown>\n\n{content}\n\n</div>'

@@ -58,6 +58,12 @@ DOING = {
     CODE[Launch]: "running a forward pass",
     CODE[AwaitTokens]: "waiting for sampled tokens",
     CODE[AwaitLocal]: "waiting for a local fact",
+    CODE[Act]: "asking its surroundings to do something",
+    CODE[Decided]: "writing down its decision",
+    CODE[Drop]: "giving up a send",
+    CODE[Harvested]: "writing down its harvest",
+    CODE[Observe]: "looking at a local fact",
+    CODE[Reply]: "answering a client",
 }
 NUM_CELLS = 8
 
@@ -152,11 +158,10 @@ class Status:
     def describe(self, rank: int) -> str:
         """For a sentence: "waiting for a message from rank 1 in iteration 7"."""
         code, iteration, peer, *_ = self.cells[rank * NUM_CELLS : (rank + 1) * NUM_CELLS]
-        doing = DOING.get(code, EFFECTS[code - 1].__name__).format(peer=peer)
+        doing = DOING[code].format(peer=peer)
         return doing if iteration < 0 or code == STARTING else f"{doing} in iteration {iteration}"
 
 
 def words() -> dict[int, tuple[str, bool]]:
     """By code: what a rank does, and whether it waits for the peer in its cell."""
-    every = {code: effect.__name__ for effect, code in CODE.items()} | DOING
-    return {code: (text, code in WAITING) for code, text in every.items()}
+    return {code: (text, code in WAITING) for code, text in DOING.items()}

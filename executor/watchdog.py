@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from executor.status import CODE, EFFECTS, NUM_CELLS, STARTING, Status
 from ppsim.check.observers import Before
-from ppsim.check.progress import Standing, Stuck, no_progress, state_lines
+from ppsim.check.progress import DOES, Standing, Stuck, no_progress, state_lines
 from ppsim.core.effects import AwaitTokens, Commit, Ingest, Launch, Recv, Send
 from ppsim.core.outcome import Stand, Verdict
 from ppsim.core.rank import Rank
@@ -195,8 +195,8 @@ class Watchdog:
             return Standing(rank, iteration, "has ended", None, self.since[rank], done=True, slot=slot)
         if code == CODE[Commit]:
             peer = int(self.pulse.commits[rank])
-        name = EFFECTS[code - 1].__name__.lower() if code > 0 else ""
-        doing = DOING.get(code, f"is in {name}" if name else "starts" if code == STARTING else "decides")
+        known = DOES[EFFECTS[code - 1]] if code > 0 else "starts" if code == STARTING else "decides"
+        doing = DOING.get(code, known)
         waits_for = peer if code in (CODE[Recv], CODE[Commit]) and peer >= 0 else None
         if not self.runs(rank, now):
             doing += f" for rank {waits_for}" if waits_for is not None else ""

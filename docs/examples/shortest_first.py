@@ -1,9 +1,11 @@
 """A change that keeps lockstep: the shortest prompt is tried first, whatever came first.
 
-Every rank sees the same waiting queue, and the policy looks at nothing else: so the ranks stay together, and what is
-left to ask is whether long prompts starve. A campaign with liveness bounds answers that for the sizes it generates.
+Every rank sees the same waiting queue, and the policy looks at nothing else: so the ranks stay together, and a campaign
+tries to part them. Whether long prompts starve it does not answer: what it generates ends, and its bound lets all
+others go first. They do, as a run shows in which short prompts keep coming under a tighter bound (contested.toml).
 
     ppsim fuzz --plugin shortest_first.py --profile plain
+    ppsim run contested.toml --plugin shortest_first.py
 """
 
 import ppsim

@@ -55,12 +55,12 @@ class Swept:
 
     def plot(self, x: str | None = None, y: str | Sequence[str] = (), format: str = "png") -> Drawing:
         """Figures (``y``: columns of the table) over a key (``x``). Raises UsageError for what cannot be drawn."""
-        from ppsim.report.sweep import chart_of, plot_sweep
+        from ppsim.report.sweep import chart_of, plot_sweep, title_of
 
         columns, keys = self.columns, self.sweep.order.keys
         axis = x if x is None or x in ("scenario", *keys) else full_key(x)
         chart = chart_of(columns, keys, axis, (y,) if isinstance(y, str) else tuple(y))
-        title = f"{len(self.sweep.order.points)} runs over {chart.x}"
+        title = title_of(list(dict.fromkeys(columns["scenario"])), len(columns["point"]), chart)
         with DRAWING:
             return Drawing(plot_sweep(columns, keys, Path(f"sweep.{format}"), title, chart), format.lower())
 

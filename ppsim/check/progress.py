@@ -12,7 +12,23 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ppsim.check.describe import Place
-from ppsim.core.effects import AwaitLocal, AwaitTokens, Commit, Decision, Effect, Recv, Send
+from ppsim.core.effects import (
+    Act,
+    AwaitLocal,
+    AwaitTokens,
+    Commit,
+    Decided,
+    Decision,
+    Drop,
+    Effect,
+    Harvested,
+    Ingest,
+    Launch,
+    Observe,
+    Recv,
+    Reply,
+    Send,
+)
 from ppsim.core.outcome import Verdict
 from ppsim.core.rank import Rank
 from ppsim.core.schedule.request import Request
@@ -20,6 +36,21 @@ from ppsim.core.schedule.scheduler import Scheduler
 from ppsim.core.schedule.slots import Slot
 from ppsim.errors import EXIT_LIVENESS, PpsimError
 
+DOES: dict[type[Effect], str] = {  # what a rank does in an effect that is over at once, in words of a reader
+    Act: "asks its surroundings to do something",
+    AwaitLocal: "waits for a local fact",
+    AwaitTokens: "waits for sampled tokens",
+    Commit: "waits in the commit of a send",
+    Decided: "writes down its decision",
+    Drop: "gives up a send",
+    Harvested: "writes down its harvest",
+    Ingest: "looks for inputs of clients",
+    Launch: "starts a forward pass",
+    Observe: "looks at a local fact",
+    Recv: "waits in a receive",
+    Reply: "answers a client",
+    Send: "starts a send",
+}
 MAX_NAMES = 8  # requests shown of a queue
 NUM_DECISIONS = 4
 
@@ -142,7 +173,7 @@ def describe(effect: Effect | None) -> str:
         case AwaitLocal():
             return f"waits for its own {effect.what} of {effect.key}"
         case _:
-            return f"is in {name_of(effect)}"
+            return DOES.get(type(effect), f"is in {name_of(effect)}")
 
 
 def state_lines(rank: Rank, decisions: Sequence[Decision]) -> list[str]:

@@ -270,7 +270,10 @@ def panel(found: Comparison, by: str) -> Picture:
             curve = next(curve for curve in curves if curve.way == c.way)
             marks.append(Mark(f"{NAMES[c.way]} = {NAMES[c.rival]}", c.gb_per_s, between(curve, c.gb_per_s)))
     title = "time to the first token of one prompt" if by == "ttft" else "throughput of prompts in a row"
-    return Picture(title, tuple(curves), tuple(marks), found.gpu_multiple, found.question.link_gb_per_s)
+    base = f"one group of GPUs ({found.base.split})"
+    given = found.question.link_gb_per_s
+    fits = "base" not in found.does_not_fit
+    return Picture(title, tuple(curves), tuple(marks), found.gpu_multiple, given, base, fits)
 
 
 def between(curve: Any, gb_per_s: float) -> float:

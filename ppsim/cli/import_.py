@@ -21,6 +21,7 @@ from ppsim.cli.options import (
     OutputOption,
     PromptOption,
     RateOption,
+    SetOption,
     SkipOption,
     TraceOption,
     reading_keys,
@@ -63,11 +64,13 @@ def import_(
     columns: ColumnOption = None,
     skip_bad_lines: SkipOption = False,
     concurrency: ConcurrencyOption = None,
+    overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Turn an SGLang or vLLM launch line into a scenario."""
     from ppsim.errors import UsageError
     from ppsim.parsing import readable
+    from ppsim.scenario.load import parse_overrides
 
     arriving = workload_keys(prompt, output, rate, trace)
     if trace is not None:
@@ -75,6 +78,7 @@ def import_(
     elif columns or skip_bad_lines:
         raise UsageError("--column and --skip-bad-lines are about the file of --trace, which is not given")
     arriving |= reading_keys(columns, skip_bad_lines, concurrency)
+    arriving |= parse_overrides(overrides or [])
     content = content_of(source)
     refuse_a_trace(content)
     text, remark = readable(content)
@@ -135,6 +139,7 @@ def content_of(source: list[str]) -> bytes:
     from ppsim.errors import UsageError
 
     if len(source) > 1:
+        refuse_options(source)
         return shlex.join(source).encode("utf-8", errors="replace")
     (only,) = source
     if only == "-":
@@ -146,6 +151,19 @@ def content_of(source: list[str]) -> bytes:
     return Path(only).read_bytes()
 
 
+def refuse_options(source: list[str]) -> None:
+    """Raises UsageError for a file with more behind it: an option that this command does not have."""
+    from ppsim.cli.measured import is_file
+    from ppsim.errors import UsageError
+
+    if source[0] == "-" or is_file(source[0]):
+        said = f"{' '.join(source[1:3])}: stands behind {'-' if source[0] == '-' else f'the file {source[0]}'}"
+        raise UsageError(
+            f"{said}, which is the whole launch line, and is no option of ppsim import (ppsim import --help lists "
+            "them; the scenario goes to standard output)"
+        )
+
+
 def described(line: LaunchLine, gpu: str | None, arriving: dict[str, Any] | None = None) -> dict[str, Any]:
     """A server for ``--json``: what was read, the scenario it makes (null if it has errors), the line printed back."""
     scenario = scenario_of(line, gpu, arriving) if not line.errors else None
@@ -153,11 +171,17 @@ def described(line: LaunchLine, gpu: str | None, arriving: dict[str, Any] | None
 
 
 def scenario_of(line: LaunchLine, gpu: str | None, arriving: dict[str, Any] | None = None) -> dict[str, Any]:
-    """``to_scenario``, with the costs of a GPU that the line does not name. Raises ScenarioError for an unknown one."""
+    """``to_scenario``, with the costs of a GPU that the line does not name. Raises ScenarioError for an unknown one,
+    and for a key or value of ``--set`` that no scenario has."""
     from ppsim.sglang.settle import settled_line
 
     found = settled_line(line, gpu)
-    return {**found, "overrides": {**found["overrides"], **(arriving or {})}}
+    given = arriving or {}
+    left_open = {key: why for key, why in found["left_open"].items() if key not in given}
+    made = {**found, "overrides": {**found["overrides"], **given}, "left_open": left_open}
+    if given:
+        tree_of(made)
+    return made
 
 
 def printed(scenario: dict[str, Any]) -> str:
@@ -180,16 +204,25 @@ def scenario_text(line: LaunchLine, gpu: str | None = None, arriving: dict[str, 
     overrides = scenario_of(line, gpu, arriving)["overrides"]
     heading = " ".join(part for part in (line.engine, line.variant, line.program, line.role or "") if part)
     out = [f"# {heading}, line {line.line}"]
-    out += [f"{key} = {json.dumps(value)}" for key, value in overrides.items() if "." not in key]
+    out += [f"{key} = {literal(value)}" for key, value in overrides.items() if "." not in key]
     sections: dict[str, list[str]] = {}
     for key, value in overrides.items():
         if "." not in key:
             continue
         section, _, leaf = key.rpartition(".")
-        sections.setdefault(section, []).append(f"{leaf} = {json.dumps(value)}")
+        sections.setdefault(section, []).append(f"{leaf} = {literal(value)}")
     for section, rows in sections.items():
         out += [f"[{section}]", *rows, ""]
     return "\n".join(out) + "\n"
+
+
+def literal(value: Any) -> str:
+    """A value as TOML writes it on one line."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(key)} = {literal(one)}" for key, one in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(literal, value)) + "]"
+    return json.dumps(value) if isinstance(value, str | int | float | bool) else str(value)
 
 
 def differences(line: LaunchLine) -> tuple[str, ...]:
@@ -214,17 +247,17 @@ def tell(line: LaunchLine, gpu: str | None, arriving: dict[str, Any]) -> None:
         say(f"unresolved: line {hole.line}, {hole.name or 'outside the flags'}: {hole.text}")
     if line.errors:
         return
-    found = scenario_of(line, gpu)
+    found = scenario_of(line, gpu, arriving)
     for text in differences(line):
         say(f"differs: {text}")
     for key, why in found["left_open"].items():
         say(f"left open: {key}: {why}")
     if found["not_modelled"]:
         say("not modelled: " + ", ".join(f"{name}={value}" for name, value in found["not_modelled"].items()))
-    if not arriving:
+    if not any(key.startswith("workload.") for key in arriving):
         from ppsim.scenario.tree import Scenario
         from ppsim.scenario.warn import assumed_workload
 
         say(f"left open: workload: {assumed_workload(Scenario())}")
-    if gpu is None:
+    if gpu is None and not any(key.startswith(("cost.", "gpu.")) for key in arriving):
         say("left open: stage times: a launch line names no GPU; give --gpu KEY, or cost.* from ppsim fit")

@@ -80,7 +80,7 @@ def sweep(
     from ppsim.cli.progress import ProgressBar
     from ppsim.errors import UsageError
     from ppsim.report.canvas import write
-    from ppsim.report.sweep import plot_sweep
+    from ppsim.report.sweep import plot_sweep, title_of
     from ppsim.sweeps.folder import PARQUET, PICTURE, TABLE, SweepFolder
     from ppsim.sweeps.sweep import num_cpus, run_sweep
     from ppsim.sweeps.table import csv_text, load_pyarrow, table_of, write_parquet
@@ -119,7 +119,8 @@ def sweep(
     chart = chart_or_none(table, order, x, y or [])
     if chart is not None:
         target = folder.path / PICTURE
-        write(target, plot_sweep(table, order.keys, target, title_of(order, chart.x), chart))
+        title = title_of(list(dict.fromkeys(table["scenario"])), len(order.points), chart)
+        write(target, plot_sweep(table, order.keys, target, title, chart))
         files.append(str(target))
     print_sweep(done, table, files, as_json)
     say(f"saved {folder.path}")
@@ -196,12 +197,6 @@ def chart_or_none(table: dict[str, list[Any]], order: Order, x: str | None, y: l
     except UsageError as error:
         say(f"no picture: {error}")
         return None
-
-
-def title_of(order: Order, x: str) -> str:
-    names = list(dict.fromkeys(point.scenario for point in order.points))
-    of = names[0] if len(names) == 1 else f"{len(names)} scenarios"
-    return f"{of}: {len(order.points)} runs over {x}"
 
 
 def tell_taken(folder: SweepFolder) -> None:

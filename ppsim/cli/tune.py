@@ -248,11 +248,14 @@ def path_text(found: Tuning) -> list[str]:
 
 
 def table_text(found: Tuning) -> list[str]:
-    """The best rows; what has the very figures of a simpler one is left out."""
-    rows = [row for row in found.table if row.figures is not None]
+    """The best rows; what has the very figures of a simpler one, or needs more depth for next to them, is left out."""
+    from ppsim.plan.tuning import shallowest
+
+    num = sum(row.figures is not None for row in found.table)
+    rows = [row for row in shallowest(found.probe.objective, found.table) if row is found.best or found.is_other(row)]
     shown = list({row.figures: row for row in reversed(rows)}.values())[::-1]
     shown.sort(key=rows.index)
-    return [f"best of {len(rows)} configurations", HEAD, *map(row_text, shown[:NUM_SHOWN])]
+    return [f"best of {num} configurations", HEAD, *map(row_text, shown[:NUM_SHOWN])]
 
 
 def splits_text(found: Tuning) -> list[str]:

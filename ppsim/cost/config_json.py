@@ -22,6 +22,7 @@ from ppsim.cost.fields import Fields
 from ppsim.cost.harmless import HARMLESS
 from ppsim.cost.mixers import number
 from ppsim.cost.model import ModelShape
+from ppsim.cost.positions import positions
 from ppsim.cost.quantization import quantised, widths_of
 from ppsim.cost.read_layers import flag_of, layers_of, model_names
 from ppsim.errors import ScenarioError
@@ -248,6 +249,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelShape:
         dense_bytes=widths.dense,
         front_params=front,
         vectors=vectors,
+        positions=positions(text),
         has_window_pool=family.window_pool,
         notes=(*notes_of(f, config, text, place, model_type, family), *widths.notes),
     )

@@ -110,6 +110,7 @@ class ModelShape:
     dense_bytes: float | None = None  # likewise of dense blocks and shared experts
     front_params: int = 0
     vectors: int = 0
+    positions: int | None = field(default=None, compare=False)  # that it was made for; None: the config does not say
     has_window_pool: bool = False  # the server keeps layers with a window in a smaller pool of their own
     notes: tuple[str, ...] = field(default=(), compare=False)  # what was assumed, what was not read
 

@@ -101,7 +101,7 @@ def _fastest(fast: FastPath, candidates: list[Candidate]) -> tuple[Candidate, Fi
 
 def maps(search: Search, winner: Candidate) -> list[HeatMap]:
     """Chunk against smooth factor on the winner's split; stages against tensor-parallel ranks, each at its best."""
-    return [chunk_map(search, winner), split_map(search)]
+    return [chunk_map(search, winner), split_map(search, winner)]
 
 
 def chunk_map(search: Search, winner: Candidate) -> HeatMap:
@@ -110,9 +110,9 @@ def chunk_map(search: Search, winner: Candidate) -> HeatMap:
     sizes = [c.chunked_prefill_size for c in rows[0]]
     factors = [row[0].smooth_factor for row in rows]
     return HeatMap(
-        title=f"{winner.split}, depth {winner.pp_async_batch_depth}",
-        row_name="smooth factor",
-        column_name="chunked_prefill_size",
+        title=f"{split_words(winner.split)}, depth {winner.pp_async_batch_depth}",
+        row_name="smooth factor of dynamic chunks",
+        column_name="size of a chunk, tokens (chunked_prefill_size)",
         rows=tuple("fixed" if f == 0.0 else f"{f:.2f}" for f in factors),
         columns=tuple(str(n) for n in sizes),
         values=tuple(tuple(shown(search, search.known.get(c)) for c in row) for row in rows),
@@ -122,17 +122,17 @@ def chunk_map(search: Search, winner: Candidate) -> HeatMap:
     )
 
 
-def split_map(search: Search) -> HeatMap:
+def split_map(search: Search, winner: Candidate) -> HeatMap:
     """What is left of the GPUs after pp x tp is context parallelism."""
-    best = dict(search.best_by_split())
+    best = {**dict(search.best_by_split()), winner.split: winner}
     tables = {(split.pp_size, split.tp_size): split for split in search.splits()}
     pps, tps = (sorted({place[i] for place in tables}) for i in (0, 1))
     figures = {place: search.known[best[split]] for place, split in tables.items() if split in best}
     top = best_place(search, figures)
     return HeatMap(
-        title=f"{search.num_gpus} GPUs, each split at its best",
-        row_name="pp_size",
-        column_name="tp_size",
+        title=f"all ways to split {search.num_gpus} GPUs, each at its best",
+        row_name="pipeline stages (pp_size)",
+        column_name="tensor-parallel GPUs of a stage (tp_size)",
         rows=tuple(str(pp) for pp in pps),
         columns=tuple(str(tp) for tp in tps),
         values=tuple(tuple(split_value(search, tables, figures, (pp, tp)) for tp in tps) for pp in pps),
@@ -158,6 +158,13 @@ def cp_label(split: Split | None) -> str:
     return f"cp {split.cp_size}" if split is not None and split.cp_size > 1 else ""
 
 
+def split_words(split: Split) -> str:
+    """A split as a stranger reads it."""
+    cp = f" x {split.cp_size} context-parallel ranks" if split.cp_size > 1 else ""
+    stages = "1 stage" if split.pp_size == 1 else f"{split.pp_size} stages"
+    return f"{stages} of {split.tp_size} GPU{'s' * (split.tp_size > 1)}{cp}"
+
+
 def best_place(search: Search, figures: dict[tuple[int, int], Figures]) -> tuple[int, int]:
     return min(figures, key=lambda place: (score_of(search.probe.objective, figures[place]), place))
 
@@ -170,5 +177,9 @@ def shown(search: Search, figures: Figures | None) -> float | None:
 
 
 def unit_of(search: Search) -> str:
-    names = {"ttft": "TTFT, s", "ttft_at_rate": "mean TTFT, s", "throughput": "input tokens/s"}
+    names = {
+        "ttft": "time to first token, s",
+        "ttft_at_rate": "time to first token (mean), s",
+        "throughput": "throughput, input tokens/s",
+    }
     return names[search.probe.objective]

@@ -4,7 +4,8 @@ The path is the one that is recommended for SGLang: the best fixed chunk, an ini
 smooth factor of 0.6 to 0.85, the layers. It moves one knob at a time, and its end is one of the candidates of the joint
 search: first every split over all chunks and factors, then the best splits over all depths, then their layers around
 their best chunk, then steps from the best candidate until none helps: one knob moved by one step, or any chunk with any
-factor. So no step of one knob improves the winner, nor does any cell of its heat map.
+factor. So no step of one knob improves the winner, nor does any cell of its heat map; but for the depth: the smallest
+one that costs no more than ``DEPTH_TOLERANCE`` is taken (``shallow``).
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ppsim.plan.candidate import DEFAULT_FACTOR, Candidate, Split, given_candida
 from ppsim.plan.evaluate import FastPath, Figures
 from ppsim.plan.feasible import Feasibility, feasibility, splits, why_not
 from ppsim.plan.trial_load import Probe
-from ppsim.plan.tuning import Row, Step, gain_over, score_of
+from ppsim.plan.tuning import DEPTH_TOLERANCE, Row, Step, gain_over, score_of
 from ppsim.scenario.tree import Scenario
 
 MAX_GPUS = 1024
@@ -211,14 +212,41 @@ class Search:
                 steps.append((f"one layer from {name} stage", c.but(layer_partition=partition)))
         return steps
 
-    def climb(self) -> None:
-        """Step from the best candidate as long as a step of one knob, or another chunk and factor, makes it better."""
+    def climb(self, split: Split | None = None, depth: int | None = None) -> Candidate:
+        """Step from the best candidate as long as a step of one knob, or another chunk and factor, makes it better.
+
+        ``split`` and ``depth``: among those that have both.
+        """
+
+        def is_asked_for(c: Candidate) -> bool:
+            return split is None or (c.split, c.pp_async_batch_depth) == (split, depth)
+
+        best = min(((c, f) for c, f in self.known.items() if is_asked_for(c)), key=lambda item: self.order(*item))
         for _ in range(MAX_CLIMBS):
-            best = min(self.known.items(), key=lambda item: self.order(*item))
-            around = [c for row in self.surface(best[0]) for c in row]
-            found = self.best_of([*around, *(c for _, c in self.steps_from(best[0]))])
+            steps = [*(c for row in self.surface(best[0]) for c in row), *(c for _, c in self.steps_from(best[0]))]
+            found = self.best_of(filter(is_asked_for, steps))
             if found is None or self.order(*found) >= self.order(*best):
-                return
+                break
+            best = found
+        return best[0]
+
+    def shallow(self) -> tuple[Candidate, float]:
+        """The winner: of the best split the smallest depth that costs at most ``DEPTH_TOLERANCE``, at its best; and
+        what the fastest depth would gain over it.
+
+        A depth delays every output, and with it the client's tokens and the news that a request has ended; the times
+        of a search see little of that.
+        """
+        best, figures = min(self.known.items(), key=lambda item: self.order(*item))
+        for depth in range(best.pp_async_batch_depth):
+            same = best.but(pp_async_batch_depth=depth)
+            if self.best_of([same]) is None:
+                continue
+            found = self.climb(best.split, depth)
+            gain = gain_over(self.probe.objective, figures, self.known[found])
+            if gain <= DEPTH_TOLERANCE:
+                return found, gain
+        return best, 0.0
 
     def surface(self, c: Candidate) -> list[list[Candidate]]:
         """All chunks (columns) and smooth factors (rows, fixed chunks first), its own among them; the rest as it is."""
@@ -226,9 +254,9 @@ class Search:
         factors = sorted({0.0, *grid.SMOOTH_FACTORS, c.smooth_factor})
         return [[c.but(chunked_prefill_size=n, smooth_factor=f) for n in sizes] for f in factors]
 
-    def table(self) -> list[Row]:
-        """Everything that was evaluated, best first, then the splits that cannot run."""
-        found = sorted(self.known.items(), key=lambda item: self.order(*item))
+    def table(self, winner: Candidate | None = None) -> list[Row]:
+        """The winner, everything else that was evaluated, best first, then the splits that cannot run."""
+        found = sorted(self.known.items(), key=lambda item: (item[0] != winner, self.order(*item)))
         rows = [Row(c.split, c, figures) for c, figures in found]
         impossible = [self.feasible(split) for split in self.splits()]
         return rows + [Row(f.split, None, None, f.why_not) for f in impossible if f.why_not]

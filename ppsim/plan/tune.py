@@ -13,15 +13,15 @@ from ppsim.plan.grid import chunk_sizes
 from ppsim.plan.rerun import rerun
 from ppsim.plan.search import Progress, Search
 from ppsim.plan.trial_load import NUM_REQUESTS, probe_of
-from ppsim.plan.tuning import Judged, Row, Tuning, score_of
+from ppsim.plan.tuning import DEPTH_TOLERANCE, Judged, Row, Tuning, score_of
 from ppsim.scenario.bounds import MAX_TOKENS
-from ppsim.scenario.layers import known_shape
+from ppsim.scenario.layers import exceeded_positions, known_shape
 from ppsim.scenario.rank import given_pool
 from ppsim.scenario.tree import Scenario
 from ppsim.scenario.warn import MADE_UP, assumed_workload, default_costs, named_model
 from ppsim.sglang.edit import edited
 from ppsim.sglang.launch import to_launch_line
-from ppsim.sglang.scenario import is_set
+from ppsim.sglang.scenario import ALLOWS_LONGER, is_set
 
 CONTEXT_MARGIN_TOKENS = 4096
 
@@ -70,7 +70,13 @@ def searched(s: Scenario, wish: Wish, search: Search, made_room: list[str]) -> T
     search.joint()
     own = given.split if given.figures is not None and given.split.num_gpus == num_gpus else None
     path = search.path(own or search.best_by_split()[0][0])
-    found = Tuning(probe, num_gpus, given, search.table(), path)
+    shallow, gain = search.shallow()
+    found = Tuning(probe, num_gpus, given, search.table(shallow), path)
+    if gain:
+        found.notes.append(
+            f"a larger depth than {shallow.pp_async_batch_depth} would gain {100 * gain:.2g} %: not recommended below "
+            f"{100 * DEPTH_TOLERANCE:g} %, because it holds every output back"
+        )
     judge(search, found)
     winner = found.best.candidate
     assert winner is not None
@@ -163,6 +169,12 @@ def notes(search: Search, found: Tuning) -> list[str]:
         out.append(f"{', '.join(made_up)} are defaults: the times are those of no model")
     shape = known_shape(s)
     out += [f"{s.model.key}: {note}" for note in shape.notes] if shape else []
+    most = exceeded_positions(s)
+    if most is not None:
+        out.append(
+            f"scheduler.context_length {s.scheduler.context_length} is more than the {most} positions of "
+            f"{s.model.key}: SGLang starts only with {ALLOWS_LONGER}=1"
+        )
     if best.split.cp_size > 1:
         out.append("cp is an estimate (ppsim/cost/context_parallel.py); SGLang has it for some models only")
     if best.split.pp_size > 1 and not s.links.bandwidth_gb_per_s:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ppsim.plan.candidate import Candidate, Split
 from ppsim.plan.evaluate import Figures
 from ppsim.plan.trial_load import Probe
+
+DEPTH_TOLERANCE = 0.001  # a larger depth has to bring more than that
 
 Score = float
 """Seconds to the first token, or seconds of the whole stream for each of its tokens: smaller is better."""
@@ -127,13 +130,39 @@ class Tuning:
 
     @property
     def runner_up(self) -> Row | None:
-        """The best row that is not the winner by another name (a depth that changes nothing, for instance)."""
-        return next((row for row in self.table[1:] if row.figures not in (None, self.best.figures)), None)
+        """The best row that is not the winner by another name: a depth that changes nothing, or next to nothing."""
+        rows = shallowest(self.probe.objective, self.table)
+        return next((row for row in rows if row.figures != self.best.figures and self.is_other(row)), None)
+
+    def is_other(self, row: Row) -> bool:
+        """Not one that beats the winner by a depth which is not worth it (``Search.shallow``)."""
+        best = self.best
+        if row.candidate is None or row.figures is None or best.candidate is None or best.figures is None:
+            return True
+        is_deeper = row.candidate.pp_async_batch_depth > best.candidate.pp_async_batch_depth
+        is_faster = score_of(self.probe.objective, row.figures) < score_of(self.probe.objective, best.figures)
+        return not (row.split == best.split and is_deeper and is_faster)
 
     @property
     def best_without_cp(self) -> Row | None:
         """The best row that does not rest on the estimate of context parallelism."""
         return next((row for row in self.table if row.figures is not None and row.split.cp_size == 1), None)
+
+
+def shallowest(objective: str, rows: Sequence[Row]) -> list[Row]:
+    """Those that run, without the ones that have next to the same figures with a smaller depth."""
+    alike: dict[Candidate, list[tuple[int, Figures]]] = {}
+    for row in rows:
+        if row.candidate is not None and row.figures is not None:
+            depth = row.candidate.pp_async_batch_depth
+            alike.setdefault(row.candidate.but(pp_async_batch_depth=0), []).append((depth, row.figures))
+
+    def is_shallow(candidate: Candidate, figures: Figures) -> bool:
+        others = alike[candidate.but(pp_async_batch_depth=0)]
+        less = [other for depth, other in others if depth < candidate.pp_async_batch_depth]
+        return all(gain_over(objective, figures, other) > DEPTH_TOLERANCE for other in less)
+
+    return [row for row in rows if row.candidate and row.figures and is_shallow(row.candidate, row.figures)]
 
 
 def score_of(objective: str, figures: Figures) -> Score:

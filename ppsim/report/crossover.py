@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from ppsim.report.canvas import DPI, GREY, checked_path, encoded, plain_style, write
+from ppsim.report.keys import log_note
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -46,13 +47,15 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One panel; ``asked`` are bandwidths that the user named."""
+    """One panel; ``asked`` are bandwidths that the user named, ``base`` is what every speed-up is over."""
 
     title: str
     curves: tuple[Curve, ...]
     marks: tuple[Mark, ...]
     gpu_multiple: int
     asked: tuple[float, ...] = ()
+    base: str = "one group of GPUs"
+    base_fits: bool = True
 
 
 def plot_crossovers(panels: Sequence[Picture], title: str, path: Path) -> None:
@@ -65,12 +68,18 @@ def plot_crossovers(panels: Sequence[Picture], title: str, path: Path) -> None:
         axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)
         for place, panel in zip(axes[0], panels):
             draw_panel(place, panel)
-        axes[0][0].set_ylabel("speed-up over one group of GPUs")
+        axes[0][0].set_ylabel(f"speed-up over {panels[0].base}")
         figure.legend(
             *axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=9, frameon=False
         )
-        figure.suptitle(title, fontsize=11, x=0.01, ha="left")
+        words = title if panels[0].base_fits else f"{title}\n{base_words(panels[0].base)}"
+        figure.suptitle(words, fontsize=11, x=0.01, ha="left")
         write(path, encoded(figure, path))
+
+
+def base_words(base: str) -> str:
+    """Said above a picture whose speed-ups are over something that cannot run."""
+    return f"the base, {base}, does not fit into memory: speed-ups are over the time that it would take"
 
 
 def draw_panel(axes: Axes, panel: Picture) -> None:
@@ -93,7 +102,7 @@ def draw_panel(axes: Axes, panel: Picture) -> None:
     places = ticks(low, high)
     axes.set_xticks(places, [f"{place:g}" for place in places])
     axes.set_xticks([], minor=True)
-    axes.set_xlabel("link between the groups, GB/s in one direction")
+    axes.set_xlabel(f"link between the groups, GB/s in one direction{log_note(True)}")
     axes.set_title(panel.title, fontsize=10, loc="left")
     axes.grid(axis="y", color="#e6e3dc", lw=0.8)
     axes.set_axisbelow(True)

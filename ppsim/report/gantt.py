@@ -80,16 +80,30 @@ def gantt(
     parts = parts_of(recording, side)
     failed = verdict if verdict is not None and verdict.kind != "pass" else None
     small = [*(sentence for part in parts for sentence in notes(part.recording)), *left_out(parts)]
-    blocks = [heading(title_of(parts), headline(failed), small)]
+    blocks: list[Block] = []
     window = None
     with plain_style():
         if failed is None or any(span for part in parts for spans in part.recording.spans for span in spans):
             whole = whole_run(*(part.recording for part in parts))
             window = chosen_window(whole, default_window(whole, parts, failed is not None), from_s, to_s)
             blocks += panels(parts, whole, window, is_vector(path), failed)
+            small += kv_words(parts, window)
         if failed is not None:
             blocks += waits(failed, parts)
+        blocks.insert(0, heading(title_of(parts), headline(failed), small))
         return Picture(encoded(sheet(blocks), path), window)
+
+
+def kv_words(parts: Sequence[Part], window: Window) -> list[str]:
+    """What the lanes of KV are, and how many transfers nobody can see in them. Nothing where there are none."""
+    every = [span for part in parts for rank in part.recording.spans for span in rank if span.stream == "kv"]
+    if not every:
+        return []
+    pixel_ns = (window.end_ns - window.start_ns) / WIDTH
+    there = [span for span in every if span.start_ns < window.end_ns and span.end_ns >= window.start_ns]
+    num = sum(span.end_ns - span.start_ns < pixel_ns for span in there)
+    hidden = f": {num:,} of {len(there):,} in the part that is drawn are shorter than a pixel" if num else ""
+    return [f'A lane "KV from" shows when a prefill rank sends KV to the decode side{hidden}.']
 
 
 def default_window(whole: Window, parts: Sequence[Part], is_failed: bool, num_passes: int = READABLE_PASSES) -> Window:
@@ -149,7 +163,8 @@ def draw_detail(figure: Figure, top: int, detail: Detail, num_columns: int) -> A
     axes = add_bars(figure, top, shape, [painted(lane, detail.colours, num_columns) for lane in detail.boxes])
     num_labels = write_iterations(axes, shape, detail.boxes, detail.colours, WIDTH / num_columns)
     name_lanes(axes, shape, detail.lanes)
-    name_time(axes, detail.window, ("; numbers are iterations" if num_labels else "") + "; blank is bubble")
+    blank = "; blank is bubble" + (", beside KV: no transfer" if KV in detail.colours else "")
+    name_time(axes, detail.window, ("; numbers are iterations" if num_labels else "") + blank)
     add_legend(axes, detail.legend, shape.height)
     return axes
 
@@ -166,16 +181,24 @@ def draw_overview(
 
 
 def write_iterations(
-    axes: Axes, shape: Rows, drawn: Sequence[Sequence[Box]], colours: Mapping[int, Rgb], scale: float
+    axes: Axes,
+    shape: Rows,
+    drawn: Sequence[Sequence[Box]],
+    colours: Mapping[int, Rgb],
+    scale: float,
+    height: int | None = None,
 ) -> int:
-    """Iteration numbers in the boxes that are wide enough, all of one ink as one path. Returns how many there are."""
+    """Iteration numbers in the boxes that are wide enough, all of one ink as one path. Returns how many there are.
+
+    ``height``: of a bar in pixels, where it is not ``shape.bar``'s.
+    """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path as Outline
     from matplotlib.textpath import TextPath
     from matplotlib.transforms import Affine2D
 
     first, stop = shape.bar(0)
-    if stop - first < LABEL_PX + 2:
+    if (stop - first if height is None else height) < LABEL_PX + 2:
         return 0
     found: dict[str, list[Outline]] = {}
     for i, lane in enumerate(drawn):

@@ -34,7 +34,7 @@ GANTT, CHANNELS, CHUNKS, REQUESTS, KV, MEASURED = KINDS = (
 )
 TWO = (CHUNKS, MEASURED)  # kinds that take a second run
 TITLES = {
-    CHANNELS: "who sent what when: a line that ends where a bar begins is one that the bar waited for",
+    CHANNELS: "who sent what when: an arrow that ends where a bar begins is one that the bar waited for",
     CHUNKS: "time of each piece on the first stage: the flatter, the fewer bubbles the pieces leave on the next ones",
     REQUESTS: "requests over time: a growing queue is more load than the server carries",
     KV: "KV memory over time: where requests hold all of it, somebody waits or is retracted",

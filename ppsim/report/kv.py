@@ -1,6 +1,7 @@
 """KV memory over time: what requests hold, what only the prefix cache holds, and what is free.
 
-Rule: tokens as the ranks counted them at each harvest. Ranks that counted alike at every harvest share a panel.
+Rule: tokens as the ranks counted them at each harvest. Ranks that counted alike at every harvest share a panel. The
+axis is the pool; where nearly all of it stays free it ends earlier, and the words say at which share of the pool.
 """
 
 from __future__ import annotations
@@ -9,12 +10,13 @@ from collections.abc import Sequence
 
 from ppsim.recording.record import Recording
 from ppsim.report.canvas import LEFT, WIDTH, Block, put_words
-from ppsim.report.charts import BLUE, CAPTION, GREEN, PALE, Layer, area_block
+from ppsim.report.charts import BLUE, CAPTION, GREEN, PALE, Layer, area_block, nice_top
 from ppsim.report.lanes import Part, rank_name
 from ppsim.report.series import highest, kv_use, maxima, means, total
 from ppsim.report.window import Window
 
 MOST = 8  # panels
+LEAST = 4  # a pool so many times larger than all that is in it is not drawn to its end
 
 
 def kv_blocks(parts: Sequence[Part], window: Window) -> list[Block]:
@@ -54,8 +56,13 @@ def kv_block(part: Part, ranks: Sequence[int], window: Window) -> Block:
         names = f"{names} to {rank_name(Part('', part.recording), ranks[-1])}" if is_row(ranks) else f"{names}, ..."
         names += f" ({len(ranks)} ranks alike)"
     most = highest([maxima(use.in_use, window, WIDTH)])
-    words = f"KV tokens of {names}: requests hold at most {most:,.0f} of a pool of {use.pool:,}; blank is free"
-    return area_block(words, layers, max(1.0, float(use.pool)), window)
+    words = f"KV tokens of {names}: requests hold at most {most:,.0f} of a pool of {use.pool:,}"
+    peak = highest([peaks])
+    if peak * LEAST >= use.pool:
+        return area_block(f"{words}; blank is free", layers, max(1.0, float(use.pool)), window)
+    top = nice_top(peak)
+    words += f"; the axis ends at {100 * top / use.pool:.2g} % of the pool, and all above it is free"
+    return area_block(words, layers, top, window)
 
 
 def is_row(ranks: Sequence[int]) -> bool:

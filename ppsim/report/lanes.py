@@ -15,6 +15,8 @@ from ppsim.recording.record import Recording
 from ppsim.recording.schema import Span
 from ppsim.recording.summary import covered_ns, forward_window
 
+SHOWN = ("forward", "kv")  # streams that have lanes
+COPIES = {"load": "loads from host memory", "write": "writes to host memory", "prefetch": "fetches from storage"}
 KV = -1  # in place of a slot: a transfer between two pipelines
 
 
@@ -109,12 +111,16 @@ def sizes(part: Part) -> str:
 
 
 def left_out(parts: Sequence[Part]) -> list[str]:
-    """A sentence on what these lanes do not show although it was recorded."""
-    found: Counter[str] = Counter()
+    """A sentence a pipeline on what its lanes do not show although it was recorded: of a rank, as ``ppsim show`` counts
+    (``summary.tier_use``): every rank copies what it holds of the same tokens, so a sum would count them again."""
+    told = []
     for part in parts:
-        found.update(s.stream for spans in part.recording.spans for s in spans if s.stream not in ("forward", "kv"))
-    if not found:
-        return []
-    return [
-        "Not drawn: " + ", ".join(f"{num:,} copies of stream {stream}" for stream, num in sorted(found.items())) + "."
-    ]
+        ranks = [Counter(s.stream for s in spans if s.stream not in SHOWN) for spans in part.recording.spans]
+        streams = sorted({stream for found in ranks for stream in found})
+        if not streams:
+            continue
+        copies = [f"{max(found[name] for found in ranks):,} {COPIES.get(name, name)}" for name in streams]
+        most = "at most " if any(len({found[name] for found in ranks}) > 1 for name in streams) else ""
+        who = " ".join(["the" if len(ranks) == 1 else "each", *filter(None, [part.name]), "rank"])
+        told.append(f"Not drawn, of {who}: {most}{', '.join(copies)}.")
+    return told

@@ -15,6 +15,7 @@ from ppsim.errors import UsageError
 from ppsim.recording.record import Recording
 from ppsim.report.canvas import GREY, LEFT, Block, add_panel, put_words
 from ppsim.report.charts import BLUE, CAPTION, DOT, ORANGE, duration
+from ppsim.report.keys import log_note
 from ppsim.report.legend import hexa
 from ppsim.report.panels import AXIS
 from ppsim.report.window import Window
@@ -108,8 +109,8 @@ def draw(figure: Figure, top: int, pairs: Pairs) -> None:
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(ticks, [duration(tick) for tick in ticks], fontsize=8)
         axis.set_ticks([], minor=True)
-    axes.set_xlabel(f"time of a forward pass in {pairs.other}", fontsize=9)
-    axes.set_ylabel(f"in {pairs.mine}", fontsize=9)
+    axes.set_xlabel(f"time of a forward pass in {pairs.other}{log_note(True)}", fontsize=9)
+    axes.set_ylabel(f"in {pairs.mine}{log_note(True)}", fontsize=9)
     axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1.0), fontsize=8, frameon=False, borderpad=0)
 
 

@@ -86,7 +86,8 @@ def dots_block(
     dots = [(time, value) for time, value in found if value > 0 and time is not None]
     left_out = [f"{lacks}: {len(there) - len(found):,}"] if len(found) < len(there) else []
     left_out += [f"of 0 ns, without a dot: {len(found) - len(dots):,}"] if len(dots) < len(found) else []
-    words = f"{name} of {len(dots):,} requests, by time of arrival"
+    scale = " on a logarithmic scale" if dots else ""
+    words = f"{name} of {len(dots):,} requests{scale}, by time of arrival"
     words += f" ({'; '.join(left_out)})" if left_out else ""
     if not dots:
         return Block(CAPTION, lambda figure, top: put_words(figure, LEFT, top + 6, words, size=9))

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ppsim.errors import UsageError
 from ppsim.report.canvas import DPI, FAILED, checked_path, encoded, plain_style, wrapped
+from ppsim.report.keys import axis_words, figure_words, key_words, log_note, shown, value_words
 from ppsim.report.legend import PALETTE, hexa
 
 if TYPE_CHECKING:
@@ -26,13 +28,7 @@ MAX_TICKS = 9
 WIDE = 8.0  # largest over smallest from which an axis is logarithmic
 DOTS = "os^D"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1.3)), (0, (5, 2, 1, 2)))
-NAMES = {
-    "bubble_ratio": "bubble: share of the time in which a stage is idle",
-    "input_tokens_per_s": "throughput, input tokens/s",
-    "output_tokens_per_s": "throughput, output tokens/s",
-    "makespan_s": "makespan, s",
-}
-WORDS = {"ttft": "time to first token", "tpot": "time per output token", "e2e": "time to last token"}
+TITLE_LETTERS = 52  # of a panel's title in a line
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +70,7 @@ def chart_of(table: Table, keys: Sequence[str], x: str | None = None, figures: S
     chosen = tuple(dict.fromkeys(figures)) or tuple(name for name in USUAL if has_figures(table, name))
     for name in chosen:
         if not has_figures(table, name):
-            raise UsageError(f"--y {name}: no point has this figure; the columns of the table are the names")
+            raise UsageError(f"--y {name}: no point has this figure; {nearest(table, name)}")
     if not chosen:
         raise UsageError("no point has a figure that could be drawn")
     if len(chosen) > MAX_PANELS:
@@ -97,6 +93,14 @@ def chart_of(table: Table, keys: Sequence[str], x: str | None = None, figures: S
         raise UsageError(f"{len(groups)} lines cannot be told apart, {MAX_LINES} can; choose another --x")
     lines = tuple(Line(label, tuple(sorted(rows, key=lambda row: xs[row] or 0.0))) for label, rows in groups.items())
     return Chart(axis, xs, names, chosen, merged(table, xs, chosen, lines))
+
+
+def nearest(table: Table, name: str) -> str:
+    """What may have been meant: a figure that begins so, the median first, or one that is spelled nearly so."""
+    known = [column for column in table if has_figures(table, column) and "." not in column]
+    begins = sorted((one for one in known if one.startswith(f"{name}_")), key=lambda one: "p50" not in one)
+    near = begins[:1] or get_close_matches(name, known, n=1)
+    return f"did you mean {near[0]}?" if near else "the columns of the table are the names"
 
 
 def merged(table: Table, xs: Sequence[float | None], figures: Sequence[str], lines: Sequence[Line]) -> tuple[Line, ...]:
@@ -136,22 +140,23 @@ def has_figures(table: Table, name: str) -> bool:
 
 
 def label_of(table: Table, keys: Sequence[str], row: int) -> str:
-    """The other keys of a row: their last part, for room."""
+    """The other keys of a row, in words."""
     parts = [
-        shown(table[key][row]) if key == "scenario" else f"{key.rpartition('.')[2]} {shown(table[key][row])}"
+        shown(table[key][row]) if key == "scenario" else value_words(key, shown(table[key][row]))
         for key in keys
         if table[key][row] is not None
     ]
     return ", ".join(parts)
 
 
-def shown(value: Any) -> str:
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return f"{value:g}" if isinstance(value, float) else str(value)
-
-
 # --- drawing -----------------------------------------------------------------------------------------------------
+
+
+def title_of(names: Sequence[str], num_points: int, chart: Chart) -> str:
+    """What the picture is of: scenarios, the number of their runs, and over what."""
+    of = names[0] if len(names) == 1 else f"{len(names)} scenarios"
+    over = "scenarios" if chart.x == "scenario" else key_words(chart.x).name.partition(":")[0]
+    return f"{of}: {num_points} runs over {over}; a dot is a run"
 
 
 def plot_sweep(table: Table, keys: Sequence[str], path: Path, title: str, chart: Chart) -> bytes:
@@ -201,7 +206,8 @@ def draw_panel(axes: Axes, table: Table, chart: Chart, name: str) -> None:
     if lost:  # on the lower edge, whatever the scale
         axes.plot(lost, [0.0] * len(lost), "x", color=FAILED, ms=7, mew=1.6, clip_on=False, zorder=5,
                   transform=axes.get_xaxis_transform())  # fmt: skip
-    axes.set_title(words_of(name), fontsize=10, loc="left")
+    title = figure_words(name) + log_note(axes.get_yscale() == "log")
+    axes.set_title("\n".join(wrapped([title], TITLE_LETTERS)), fontsize=10, loc="left")
     axes.grid(color="#e6e3dc", lw=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=8)
@@ -211,7 +217,7 @@ def draw_panel(axes: Axes, table: Table, chart: Chart, name: str) -> None:
 def set_x(axes: Axes, chart: Chart) -> None:
     from matplotlib.ticker import NullLocator
 
-    axes.set_xlabel(chart.x, fontsize=9)
+    axes.set_xlabel(axis_words(chart.x) + log_note(chart.is_log), fontsize=9)
     if chart.names:
         axes.set_xticks(range(len(chart.names)), chart.names, rotation=30, ha="right")
         axes.set_xlim(-0.5, len(chart.names) - 0.5)
@@ -235,16 +241,6 @@ def set_y(axes: Axes, values: Sequence[float]) -> None:
     else:
         axes.set_ylim(0.0, max(values) * 1.08 or 1.0)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.10g}"))
-
-
-def words_of(name: str) -> str:
-    """A figure in words, with its unit."""
-    if name in NAMES:
-        return NAMES[name]
-    first, _, rest = name.partition("_")
-    if first in WORDS and rest.endswith("_s"):
-        return f"{WORDS[first]} ({rest.removesuffix('_s').replace('_', ' ')}), s"
-    return name
 
 
 def missing_words(table: Table, chart: Chart) -> str:

@@ -27,6 +27,7 @@ from ppsim.recording.digest import run_digest
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import Span, Verdict
 from ppsim.report.lanes import Part, rank_name, streams
+from ppsim.report.phases import doing_words
 from ppsim.report.series import Series, kv_use, request_counts
 from ppsim.report.trace_format import (
     THREADS_OF_A_PROCESS,
@@ -322,7 +323,7 @@ def ends(parts: Sequence[Part], processes: Sequence[Sequence[Process]]) -> Itera
     for name, (_, stand) in stands_of(parts).items():
         if stand.since_ns is not None:
             args = {"iteration": stand.iteration, "waits for rank": stand.waits_for}
-            yield Instant(f"stands: {stand.doing}", "verdict", by_name[name], stand.since_ns, args)
+            yield Instant(f"stands: {doing_words(stand.doing)}", "verdict", by_name[name], stand.since_ns, args)
 
 
 # --- metadata ----------------------------------------------------------------------------------------------------

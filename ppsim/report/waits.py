@@ -14,6 +14,7 @@ from ppsim.recording.summary import NS_PER_S
 from ppsim.report.canvas import FAILED, GREY, SHEET, Block, add_panel
 from ppsim.report.lanes import Lane, Part, Rows, rank_name
 from ppsim.report.panels import place
+from ppsim.report.phases import doing_words, phase_words
 from ppsim.report.window import Window, decimal
 
 if TYPE_CHECKING:
@@ -29,9 +30,17 @@ def headline(verdict: Verdict | None) -> list[str]:
     """The verdict in one sentence; nothing of a run that passed."""
     if verdict is None or verdict.kind == "pass":
         return []
-    first = str(verdict.message).split("\n", 1)[0].rstrip(":")
+    first = first_line(verdict)
     rule = f", {verdict.invariant}" if verdict.invariant and not first.startswith(verdict.invariant) else ""
     return [f"{verdict.kind.upper()} (exit code {verdict.exit_code}{rule}): {first}"]
+
+
+def first_line(verdict: Verdict) -> str:
+    """The first sentence of a verdict, with the words of the phase that it names."""
+    line = str(verdict.message).strip().split("\n", 1)[0].rstrip(":")
+    name = verdict.phase or ""
+    words = phase_words(name)
+    return line.replace(f"phase {name}", f"phase {name} ({words})", 1) if name and words != name else line
 
 
 def circles(peers: Mapping[str, str]) -> set[str]:
@@ -90,7 +99,7 @@ def sentence(name: str, stand: Stand, peer: str | None) -> str:
     slot = f", slot {stand.slot}" if stand.slot is not None else ""
     waits_for = f" for {peer}" if peer is not None else ""
     since = f", since {decimal(stand.since_ns, NS_PER_S, 1)} s" if stand.since_ns is not None else ""
-    return f"{name}:  iteration {stand.iteration}{slot}, {stand.doing}{waits_for}{since}"
+    return f"{name}:  iteration {stand.iteration}{slot}, {doing_words(stand.doing)}{waits_for}{since}"
 
 
 def mark_stands(axes: Axes, parts: Sequence[Part], lanes: Sequence[Lane], shape: Rows, window: Window) -> None:

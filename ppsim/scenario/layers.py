@@ -34,6 +34,13 @@ def changed_at(path: Path) -> int:
     return config.stat().st_mtime_ns if config.is_file() else 0
 
 
+def exceeded_positions(s: Scenario) -> int | None:
+    """Positions of the model where the context is longer than it was made for, else None."""
+    shape = known_shape(s)
+    most = None if shape is None else shape.positions
+    return most if most is not None and s.scheduler.context_length > most else None
+
+
 def num_layers(s: Scenario) -> int:
     """Layers of the model, however it is given."""
     shape = known_shape(s)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from ppsim.errors import PpsimError
 from ppsim.scenario.tree import Scenario
 from ppsim.sglang import vllm
 from ppsim.sglang.result import LaunchLine, plain
-from ppsim.sglang.scenario import ROWS, Row, has_key, is_set, to_scenario, value_at
+from ppsim.sglang.scenario import ROWS, Row, has_key, is_set, to_scenario
 from ppsim.sglang.settle import settled
 from ppsim.sglang.source import Source
 
@@ -28,7 +29,7 @@ def edited(scenario: Scenario) -> Lines | None:
     for row in ROWS:
         if not has_key(row.key):
             continue
-        now = value_at(scenario, row.key)
+        now = attrgetter(row.key)(scenario)
         if row.name == "tp_size":
             cp = was.get("cluster.cp_size", 1)
             same = now * scenario.cluster.cp_size == was.get(row.key, 1) * cp

@@ -11,6 +11,7 @@ from ppsim.sglang.advice import advise
 from ppsim.sglang.arguments import read_application, read_draft
 from ppsim.sglang.commands import Reader
 from ppsim.sglang.dumps import drafts_of_words, json_words, load_json, read_calls, read_json
+from ppsim.sglang.positions import advise_positions
 from ppsim.sglang.programs import no_server
 from ppsim.sglang.result import Given, LaunchLine, Note, UnknownFlag, Unresolved
 from ppsim.sglang.scenario import priced, to_launch_line, to_scenario
@@ -54,6 +55,7 @@ def read_launch(text: str) -> list[LaunchLine]:
         )
     for line in found:
         advise(line)
+        advise_positions(line)
         if line.source is None:
             line.source = from_values(line.engine, {name: given.value for name, given in line.values.items()})
     return found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +18,7 @@ from ppsim.cost.gpu import load_gpu
 from ppsim.cost.quantization import ALIASES, METHODS
 from ppsim.errors import ScenarioError, UsageError
 from ppsim.scenario.bounds import KvCacheType
+from ppsim.scenario.layers import exceeded_positions
 from ppsim.scenario.load import known_keys
 from ppsim.scenario.tree import Scenario
 from ppsim.sglang import flags, vllm
@@ -193,6 +195,7 @@ POLICY_CHOICES = {  # every other one that the engine takes, and what it would d
     "vllm": {"priority": "sorts by priority and preempts by it"},
 }
 MODES = ("plain", "prefill", "decode")
+ALLOWS_LONGER = "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN"  # starts with more context than the model has positions
 ENGINES = {"sglang": "SGLang", "vllm": "vLLM"}
 
 
@@ -363,7 +366,7 @@ def one_line(scenario: Scenario, instead: Mapping[str, Any]) -> str:
     for row in ROWS:
         if not has_key(row.key):
             continue
-        value = row.to_flag(instead[row.key] if row.key in instead else value_at(scenario, row.key))
+        value = row.to_flag(instead[row.key] if row.key in instead else attrgetter(row.key)(scenario))
         if row.name == "model_path" and value is None:
             words += [row.flag, checkpoint_of(scenario.model.key or "") or "<MODEL_PATH>"]
             continue
@@ -378,6 +381,8 @@ def one_line(scenario: Scenario, instead: Mapping[str, Any]) -> str:
             words.append(row.flag)
         else:
             words += [row.flag, shlex.quote(text)]
+    if exceeded_positions(scenario) is not None:
+        env.append(f"{ALLOWS_LONGER}=1")
     return " ".join([*env, *words, *(["--attn-cp-size", str(cp_size)] if cp_size > 1 else [])])
 
 
@@ -390,10 +395,3 @@ def is_set(scenario: Scenario, dotted: str) -> bool:
             return False
         place = getattr(place, part)
     return leaf in place.model_fields_set
-
-
-def value_at(scenario: Scenario, dotted: str) -> Any:
-    value: Any = scenario
-    for part in dotted.split("."):
-        value = getattr(value, part)
-    return value

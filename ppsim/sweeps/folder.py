@@ -1,6 +1,7 @@
 """The folder of a sweep: what is finished, line by line as it is ready, and what is made of it at the end.
 
-    points.jsonl   a line a finished point: its scenario and keys, the digest of what its run depends on, the result
+    points.jsonl   a line a finished point: its scenario and keys, the digest of what its run depends on, the version
+                   of ppsim, the result
     table.csv      the table, and table.parquet where it was asked for
     plot.png       the picture
 
@@ -22,6 +23,7 @@ from ppsim.recording.folder import RUNS, make, next_free
 from ppsim.sweeps.one import AGAIN, OUTCOMES, Result
 from ppsim.sweeps.order import Refused, Task, differences
 from ppsim.sweeps.points import Point
+from ppsim.sweeps.version import code_version
 
 POINTS, TABLE, PARQUET, PICTURE = FILES = ("points.jsonl", "table.csv", "table.parquet", "plot.png")
 
@@ -76,7 +78,7 @@ class SweepFolder:
         entry = self.lines.get(name_of(task.point.scenario, dict(task.point.keys)))
         if entry is None or entry["result"]["outcome"] in AGAIN:
             return None
-        if entry["digest"] == task.digest:
+        if entry["digest"] == task.digest and entry.get("ppsim") == code_version():
             self.num_taken += 1
             return Result(**entry["result"])
         self.changed.append(f"{task.point}: {why(entry, task)}; it is run again")
@@ -123,6 +125,7 @@ def entry_for(task: Task | Refused, result: Result) -> dict[str, Any]:
         "scenario": point.scenario,
         "keys": dict(point.keys),
         "digest": task.digest,
+        "ppsim": code_version(),
         **known,
         "result": result.as_json(),
     }
@@ -144,6 +147,8 @@ def text_of(entry: dict[str, Any]) -> str:
 
 def why(entry: dict[str, Any], task: Task | Refused) -> str:
     """In what a point of an earlier sweep differs from the one that is asked for now."""
+    if entry["digest"] == task.digest:
+        return f"ppsim has changed since it was finished (then {entry.get('ppsim', 'not told')}; now {code_version()})"
     if isinstance(task, Refused) or "config" not in entry:
         return "its scenario has changed since it was finished"
     files = [key for key in task.files if entry.get("files", {}).get(key) != task.files[key]]
@@ -153,4 +158,4 @@ def why(entry: dict[str, Any], task: Task | Refused) -> str:
         return f"its scenario has changed since it was finished ({', '.join(keys[:5])}{', ...' * (len(keys) > 5)})"
     if files:
         return f"the file that {files[0]} names has changed since it was finished"
-    return "the policy or this version of ppsim is another one than when it was finished"
+    return "the policy is another one than when it was finished"

@@ -95,7 +95,7 @@ def content_digest(path: Path) -> str:
 
 
 def digest_of(value: Any, changed_by: str) -> str:
-    """Of everything that a point's run depends on, but for ppsim itself."""
+    """Of everything that a point's run depends on, but for ppsim itself (``version.py``)."""
     text = json.dumps([value, changed_by], sort_keys=True, default=str)
     return blake2b(text.encode(), digest_size=16).hexdigest()
 

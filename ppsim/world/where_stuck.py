@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ppsim.check.progress import name_of
+from ppsim.check.progress import describe, name_of
 from ppsim.core.outcome import Stand
 from ppsim.world.run_setting import Setting, SimulatedSeat
 
@@ -23,5 +23,5 @@ def stand(r: SimulatedSeat) -> Stand:
         doing = f"{r.phase()}: is paused (faults.pauses)"
     else:
         waits_for = r.waits_for
-        doing = f"{r.phase()}: {'waits in' if waits_for is not None else 'is in'} {name_of(r.effect)}"
+        doing = f"{r.phase()}: {describe(r.effect) if waits_for is None else f'waits in {name_of(r.effect)}'}"
     return Stand(r.rank_id, r.rank.iteration, r.rank.slot, doing, waits_for, r.now)

@@ -126,14 +126,14 @@ class Browser:
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
         self.call("Emulation.setDeviceMetricsOverride", **metrics)
 
-    def open(self, path: Path) -> None:
-        """Load a file and wait until its scripts are through."""
+    def open(self, path: Path, ready: str = "window.ppsimPage !== undefined && window.ppsimPage.ready") -> None:
+        """Load a file and wait until its scripts are through: until an expression is true."""
         self.events.clear()
         self.call("Page.navigate", url=path.resolve().as_uri())
         until = time.monotonic() + PATIENCE_S
         while not any(event.get("method") == "Page.loadEventFired" for event in self.events):
             self.events.append(self._receive(until))  # a question to a page that is being left is never answered
-        self.wait("window.ppsimPage !== undefined && window.ppsimPage.ready")
+        self.wait(ready)
 
     def js(self, expression: str) -> Any:
         """The value of an expression; a promise is waited for."""

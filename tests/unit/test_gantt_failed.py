@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from ppsim.check.progress import DOES
 from ppsim.cli.entry import app
+from ppsim.core.chain import Chain
+from ppsim.core.config import RankConfig
+from ppsim.core.effects import Effect
+from ppsim.core.exchange import Exchange
+from ppsim.core.loop import Loop
+from ppsim.core.votes import Voting
 from ppsim.errors import UsageError
 from ppsim.recording import Recording, Verdict
 from ppsim.recording.folder import open_run, read_verdict
@@ -18,6 +25,7 @@ from ppsim.recording.schema import Stand
 from ppsim.report import canvas
 from ppsim.report.gantt import gantt
 from ppsim.report.lanes import parts_of
+from ppsim.report.phases import doing_words, phase_words
 from ppsim.report.waits import FAILED, PITCH, circles, headline, stands_of
 from ppsim.world import SimulationResult
 from tests.unit.handmade import S, pipeline
@@ -51,7 +59,7 @@ def texts(figure: Any) -> list[str]:
 def stuck(recording: Recording, *waits_for: int | None) -> Recording:
     """The same recording, of a run that failed with its ranks waiting so."""
     recording.stands = [
-        Stand(rank, 7 - rank, rank % 4, "exchange: waits in receive on lane tensor", peer, (5 - rank) * S)
+        Stand(rank, 7 - rank, rank % 4, "exchange_if_deep: waits in receive on lane tensor", peer, (5 - rank) * S)
         for rank, peer in enumerate(waits_for)
     ]
     return recording
@@ -89,21 +97,48 @@ def test_of_two_pipelines_both_say_where_their_ranks_stood() -> None:
 
 def test_the_picture_has_the_verdict_a_line_for_each_rank_and_marks_at_their_instants(figures: list[Any]) -> None:
     recording = stuck(pipeline(4, 6), 1, 2, 3, 0)
-    verdict = Verdict("fail", 3, "deadlock: all wait\n  rank 0: ...", "INV-40", 0, 7, 0)
+    message = "deadlock in phase harvest: all wait\n  rank 0: ..."
+    verdict = Verdict("fail", 3, message, "INV-40", 0, 7, 0, None, "harvest")
     Path("a.png").write_bytes(gantt(recording, Path("a.png"), verdict=verdict).content)
     found = texts(figures[0])
-    assert "FAIL (exit code 3, INV-40): deadlock: all wait" in found
+    words = "harvest: applying tokens, answering clients"
+    assert f"FAIL (exit code 3, INV-40): deadlock in phase harvest ({words}): all wait" in found
     for rank in range(4):
         peer = (rank + 1) % 4
         assert (
-            f"PP{rank}:  iteration {7 - rank}, slot {rank}, exchange: waits in receive on lane tensor for PP{peer}, "
-            f"since {5 - rank}.0 s"
+            f"PP{rank}:  iteration {7 - rank}, slot {rank}, exchange of outputs before the launch: "
+            f"waits in receive on lane tensor for PP{peer}, since {5 - rank}.0 s"
         ) in found
     pixels = pixels_of(Path("a.png"))
     bars = bars_of(pixels, canvas.LEFT, canvas.WIDTH)
     for rank, (_, stop) in enumerate(bars):
         red = np.flatnonzero((pixels[stop + 3, canvas.LEFT : canvas.LEFT + canvas.WIDTH] == RED).all(axis=1))
         assert abs(red.mean() + 0.5 - (5 - rank) / 9 * canvas.WIDTH) <= 1  # the run takes nine seconds
+
+
+@pytest.mark.parametrize("role", ["plain", "prefill", "decode"])
+@pytest.mark.parametrize("bootstrap", ["store", "vote"])
+def test_every_phase_and_every_effect_has_words(role: Any, bootstrap: Any) -> None:
+    """A reader of a picture has not read the loop: no name of the code stands in it."""
+    config = RankConfig(0, 2, role=role, bootstrap_consensus=bootstrap)
+    loop = Loop(config, Exchange(), Voting(), Chain())
+    names = {phase.__name__ for phase in (*loop.plan(), *loop.at_end())}
+    assert len(names) > 15
+    for name in [*names, "agree_on_start", "compare", "event_loop_pp"]:
+        assert "_" not in phase_words(name)
+        assert phase_words(name) != name.replace("_", " ")
+    assert doing_words("harvest: waits for x") == "harvest: applying tokens, answering clients: waits for x"
+    assert doing_words("my_phase: waits") == "my phase: waits"
+    assert doing_words("waiting for a message from rank 1") == "waiting for a message from rank 1"
+    assert set(DOES) == set(get_args(Effect))
+
+
+def test_a_rank_that_stood_in_something_instant_says_so_in_words() -> None:
+    """Of a run that is cut short ranks stand where nobody waits: "is in decided" meant nothing."""
+    found = run({"run.max_iterations": 3}).recording.stands
+    assert len(found) == 2
+    for stand in found:
+        assert not stand.doing.endswith(tuple(effect.__name__.lower() for effect in DOES)), stand
 
 
 def test_arrows_lead_from_the_one_that_waits_to_the_one_that_is_waited_for(figures: list[Any]) -> None:

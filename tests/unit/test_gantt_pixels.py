@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from ppsim.errors import UsageError
-from ppsim.recording import Recording
+from ppsim.recording import PASS, Recording
 from ppsim.recording.schema import Span
-from ppsim.recording.summary import bubble_ratio, covered_ns, stage_times
+from ppsim.recording.summary import bubble_ratio, covered_ns, stage_times, summarize
 from ppsim.report.canvas import LEFT, WIDTH
-from ppsim.report.gantt import gantt, plot_gantt
+from ppsim.report.gantt import gantt, kv_words, plot_gantt
 from ppsim.report.lanes import left_out, parts_of
 from ppsim.report.legend import KV_COLOUR, PALETTE, Legend, slot_colours, slot_patches
 from ppsim.report.raster import BLANK, EDGE, READABLE_PX, THIN, Rgb
@@ -203,13 +203,39 @@ def test_of_two_pipelines_one_can_be_asked_for_and_of_one_none(tmp_path: Path) -
         gantt(pipeline(2, 2), tmp_path / "a.png", side="prefill")
 
 
+def test_lanes_of_kv_have_words_and_what_nobody_can_see_in_them_is_counted() -> None:
+    """Ten seconds on 1,240 pixels: transfers of 1 s, of 1 ms and of no time at all."""
+    decode = pipeline(1, 3)
+    decode.peer = pipeline(2, 9)
+    assert kv_words(parts_of(decode), Window(0, 10 * 10**9)) == []
+    for rank, length_ns in ((0, 10**9), (0, 10**6), (1, 0), (1, 10**9)):
+        decode.peer.span(rank, "kv", 0, 1, 2 * 10**9, 2 * 10**9 + length_ns)
+    told = 'A lane "KV from" shows when a prefill rank sends KV to the decode side'
+    shorter = "2 of 4 in the part that is drawn are shorter than a pixel"
+    assert kv_words(parts_of(decode), Window(0, 10 * 10**9)) == [f"{told}: {shorter}."]
+    assert kv_words(parts_of(decode), Window(2 * 10**9, 2 * 10**9 + 10**6)) == [
+        f"{told}: 1 of 4 in the part that is drawn are shorter than a pixel."
+    ]
+
+
 def test_what_is_recorded_and_not_drawn_is_told() -> None:
     recording = pipeline(2, 2)
     assert left_out(parts_of(recording)) == []
     for rank in (0, 1):
         recording.span(rank, "write", 0, 1, 0, 5)
     recording.span(0, "load", 0, 1, 0, 5)
-    assert left_out(parts_of(recording)) == ["Not drawn: 1 copies of stream load, 2 copies of stream write."]
+    told = "Not drawn, of each rank: at most 1 loads from host memory, 1 writes to host memory."
+    assert left_out(parts_of(recording)) == [told]
+    used = summarize(recording, PASS)["tier_copies"]  # what ppsim show says
+    assert (used["load"]["num"], used["write"]["num"]) == (1, 1)
+    recording.span(1, "load", 0, 1, 0, 5)
+    alone = pipeline(1, 2)
+    alone.span(0, "prefetch", 0, 1, 0, 5)
+    alone.peer = recording
+    assert left_out(parts_of(alone)) == [
+        "Not drawn, of each prefill rank: 1 loads from host memory, 1 writes to host memory.",
+        "Not drawn, of the decode rank: 1 fetches from storage.",
+    ]
 
 
 @pytest.mark.parametrize("num_slots", [1, 3, 10, 11, 14, 21, 32, 40, 77])

@@ -17,7 +17,7 @@ from ppsim.recording import PASS, Recording, Verdict
 from ppsim.recording.summary import NS_PER_S, request_lives, summarize
 from ppsim.report import canvas, kinds, measured
 from ppsim.report.canvas import LEFT, WIDTH
-from ppsim.report.channels import BAR, COLOURS, MOST, lines_of
+from ppsim.report.channels import BAR, COLOURS, MOST, PASSES, lines_of
 from ppsim.report.charts import BLUE, GREEN, HEIGHT, ORANGE, decades, duration, value_ticks
 from ppsim.report.chunks import chunks_of
 from ppsim.report.kinds import KINDS, Wish, picture
@@ -25,10 +25,10 @@ from ppsim.report.kv import alike
 from ppsim.report.lanes import parts_of
 from ppsim.report.legend import hexa
 from ppsim.report.measured import pairs_of
-from ppsim.report.raster import BLANK, THIN
+from ppsim.report.raster import BLANK
 from ppsim.report.series import kv_use, request_counts
 from tests.unit.handmade import decision, harvest, pipeline
-from tests.unit.pixels import Floats, bars_of, byte_tolerance, measured_shares, pixels_of
+from tests.unit.pixels import Floats, bars_of, covered_shares, pixels_of
 from tests.worlds.making import requests, run
 
 MS = 1_000_000
@@ -163,6 +163,34 @@ def test_kv_tokens_fill_their_area(busy: Recording, figures: list[Any]) -> None:
     assert top_of(axes) == pytest.approx(160)
 
 
+def test_a_pool_that_stays_nearly_free_is_no_flat_line_and_the_words_say_where_the_axis_ends(
+    figures: list[Any],
+) -> None:
+    """The same twenty requests, in a pool a hundred times larger than what they use."""
+    made = [{**r, "at_ms": 5.3 * i} for i, r in enumerate(requests(20, prompt=23, output=9))]
+    recording = run({"workload.requests": made, "scheduler.max_total_tokens": 30_000}).recording
+    pixels = drawn(recording, "kv")
+    axes = figures[0].axes[0]
+    use = kv_use(recording, 0)
+    peak = max(a + b for a, b in zip(*(by_time(use)), strict=True))
+    assert use.pool == 30_000
+    assert peak < 1000
+    assert top_of(axes) == pytest.approx(1.05 * peak, rel=1e-3)
+    (words,) = (t.get_text() for t in figures[0].texts if t.get_text().startswith("KV tokens of PP0"))
+    assert f"of a pool of 30,000; the axis ends at {100 * 1.05 * peak / 30_000:.2g} % of the pool" in words
+    end = max(recording.replies[-1].time_ns, max(s.end_ns for spans in recording.spans for s in spans))
+    clear = steady((use.in_use, use.cached), 0, end)
+    held, cached = (integral(s, 0, end, WIDTH) for s in (use.in_use, use.cached))
+    layers = [(held[clear], BLUE), (cached[clear], GREEN)]
+    held_area(panel(pixels, axes)[:, clear], axes, layers, top_of(axes))
+
+
+def by_time(use: Any) -> tuple[list[int], list[int]]:
+    """Held and cached tokens at every instant at which either changes."""
+    times = sorted({*use.in_use.times, *use.cached.times})
+    return [value_at(use.in_use, t) for t in times], [value_at(use.cached, t) for t in times]
+
+
 def test_ranks_that_count_differently_have_panels_of_their_own() -> None:
     recording = pipeline(3, 4)
     assert alike(recording) == [[0, 1, 2]]
@@ -234,15 +262,15 @@ def test_requests_without_a_token_are_counted(figures: list[Any]) -> None:
     recording.arrival("late", 1, 5, 1)
     drawn(recording, "requests")
     says = [text.get_text() for text in figures[0].texts]
-    assert "TTFT of 1 requests, by time of arrival (no first token: 1)" in says
+    assert "TTFT of 1 requests on a logarithmic scale, by time of arrival (no first token: 1)" in says
     assert "TPOT of 0 requests, by time of arrival (fewer than two tokens: 2)" in says
 
 
 # --- channels ----------------------------------------------------------------------------------------------------
 
 
-def test_every_message_is_a_line_from_its_sender_to_its_receiver(busy: Recording, figures: list[Any]) -> None:
-    from matplotlib.collections import LineCollection
+def test_every_message_is_an_arrow_from_its_sender_to_its_receiver(busy: Recording, figures: list[Any]) -> None:
+    from matplotlib.collections import LineCollection, PolyCollection
 
     start_s, end_s = 0.02, 0.06
     pixels = drawn(busy, "channels", from_s=start_s, to_s=end_s)
@@ -261,18 +289,63 @@ def test_every_message_is_a_line_from_its_sender_to_its_receiver(busy: Recording
                     wanted.append((src, dst, m.leaves_ns, m.arrival_ns))
         pitch = axes.get_ylim()[0] / 3
         for segment, (src, dst, leaves, arrival) in zip(segments, wanted, strict=True):
-            (x0, y0), (x1, y1) = segment
+            (x0, y0), (x1, y1) = segment[0], segment[-1]
             assert x0 == pytest.approx((leaves - start) / length * WIDTH)
             assert x1 == pytest.approx((arrival - start) / length * WIDTH)
             assert (int(y0 // pitch), int(y1 // pitch)) == (src, dst)
         num += len(wanted)
+        (heads,) = (c for c in axes.collections if isinstance(c, PolyCollection) and same_colour(c, kind))
+        tips = [path.vertices[0] for path in heads.get_paths()]
+        np.testing.assert_allclose(tips, [segment[-1] for segment in segments])
     assert num > 20
+    shades = np.array([PASSES[0], PASSES[1]], float) - np.array(BLANK, float)
+    rounding = 0.5 * np.abs(np.linalg.pinv(shades.T)).sum(axis=1).max() + 1e-9  # half a level in each channel
     for rank, (first, stop) in enumerate(bars_of(pixels, LEFT, WIDTH)):
         assert stop - first == round(BAR * pitch)
-        row = measured_shares(pixels[(first + stop) // 2, LEFT : LEFT + WIDTH], BLANK, THIN)
-        spans = [s for s in busy.spans[rank] if s.end_ns > start and s.start_ns < start + length]
-        share = sum(min(s.end_ns, start + length) - max(s.start_ns, start) for s in spans) / length
-        assert abs(row.mean() - share) <= byte_tolerance(BLANK, THIN)
+        row = pixels[first, LEFT : LEFT + WIDTH]  # above the numbers
+        spans = sorted((s.start_ns, s.end_ns) for s in busy.spans[rank] if s.stream == "forward")
+        for parity in (0, 1):  # every second pass has the one shade, the others the other
+            found_shares = two_shades(row)[parity]
+            wanted_shares = covered_shares(spans[parity::2], round(start), round(start + length), WIDTH)
+            assert np.abs(found_shares - wanted_shares).max() <= rounding
+
+
+def same_colour(collection: Any, kind: str) -> bool:
+    return bool(np.allclose(collection.get_facecolors()[0][:3], np.array(COLOURS[kind]) / 255))
+
+
+def two_shades(row: Any) -> Floats:
+    """[2, columns]: how much of each pixel has each of the two shades of passes, by least squares."""
+    base = np.array(BLANK, float)
+    ways = np.array([PASSES[0], PASSES[1]], float) - base
+    shares, *_ = np.linalg.lstsq(ways.T, row.astype(float).T - base[:, None], rcond=None)
+    return np.asarray(shares)
+
+
+def test_passes_that_touch_and_messages_that_take_one_way_are_told_apart(figures: list[Any]) -> None:
+    """Eight chunks without a pause on links that take no time: hidden states and outputs go down at one instant."""
+    from matplotlib.collections import LineCollection
+
+    recording = run({"cluster.pp_size": 3, "workload.requests": requests(1, prompt=32, output=1)}).recording
+    pixels = drawn(recording, "channels")
+    axes = figures[0].axes[0]
+    ways: dict[tuple[float, ...], list[Any]] = {}
+    for collection in axes.collections:
+        if isinstance(collection, LineCollection):
+            for segment in collection.get_segments():
+                ways.setdefault(tuple(np.round([*segment[0], *segment[-1]], 3)), []).append(segment)
+    shared = [found for found in ways.values() if len(found) > 1]
+    assert shared
+    for first, second in shared:
+        middle = [np.array(way).mean(axis=0) for way in (first, second)]
+        assert np.linalg.norm(middle[0] - middle[1]) > 4  # pixels
+    (top, stop), *_ = bars_of(pixels, LEFT, WIDTH)
+    row = pixels[top, LEFT : LEFT + WIDTH].astype(int)
+    changes = np.flatnonzero(np.abs(np.diff(row, axis=0)).sum(axis=1) > 60)
+    spans = [s for s in recording.spans[0] if s.stream == "forward"]
+    assert len(spans) > 5
+    assert len(changes) >= len(spans)  # an edge a pass, though none of them pauses
+    assert stop - top == round(BAR * axes.get_ylim()[0] / 3)
 
 
 def test_kv_goes_to_the_same_stage_of_the_decode_side_or_to_the_only_one() -> None:

@@ -139,6 +139,42 @@ def test_what_the_scripts_decode_is_the_recording(opened: Browser, busy: Recordi
         assert lane[4] == [by_iteration[s.iteration] for s in spans]
 
 
+AXES = """Bokeh.documents.flatMap((one) => one.roots()).flatMap((figure) => [...figure.below, ...figure.left])
+  .filter((axis) => `${axis.axis_label}`.endsWith("logarithmic scale"))
+  .map((axis) => [axis.axis_label, [...axis.major_label_overrides].map(([at, says]) => [at, says])])"""
+
+
+@pytest.mark.parametrize("times_ns", [(8_000_000, 16_700_000), (3_900_000, 4_000_000), (20_000, 9_000_000_000)])
+def test_a_logarithmic_axis_of_durations_has_ticks_that_say_what_they_are(
+    times_ns: tuple[int, int], browser: Browser, tmp_path: Path
+) -> None:
+    """Of one run and of two beside each other, however close the durations are: bare decades had one tick or none."""
+    recording = Recording(1, name="by hand")
+    low, high = times_ns
+    for i in range(4):
+        wait = low + (high - low) * i // 3
+        recording.arrival(f"R{i}", i * S, 10, 2)
+        recording.decision(0, decision(i, 0, (f"R{i}", 0, 10)))
+        recording.span(0, "forward", 0, i, i * S, i * S + low)
+        recording.reply(i * S + wait, Reply(f"R{i}", "token", (7,), 1))
+        recording.reply(i * S + 2 * wait, Reply(f"R{i}", "finished", (7,), 2))
+    path = tmp_path / "two.html"
+    path.write_bytes(page([Run("a", recording, PASS), Run("b", recording, PASS)]))
+    browser.open(path)
+    browser.wait("window.ppsimPage && window.ppsimPage.ready")
+    axes = browser.js(AXES)
+    assert [says for says, _ in axes] == [f"{key}, logarithmic scale" for key in ("TTFT", "TPOT", "TTFT")]
+    for _, ticks in axes:
+        assert 3 <= len(ticks) <= 12
+        assert [at for at, _ in ticks] == sorted(at for at, _ in ticks)
+        assert len({says for _, says in ticks}) == len(ticks)
+        for at, says in ticks:
+            number, unit = says.split()
+            assert float(number) * {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1}[unit] == pytest.approx(at)
+            assert low / 1.06e9 <= at <= high * 1.06 / 1e9
+    assert browser.troubles() == []
+
+
 def test_the_shares_of_a_long_run_cover_its_busy_time(browser: Browser, tmp_path: Path) -> None:
     recording = long_run()
     show(browser, tmp_path, Run("long", recording, PASS))

@@ -82,6 +82,19 @@ def test_a_given_link_is_a_line_with_its_figure_and_a_ring_on_each_curve(
             assert tuple(line.get_ydata()) == curve.speedups
 
 
+def test_a_base_that_does_not_fit_is_said_above_the_picture(figures: list[Any], tmp_path: Path) -> None:
+    """One H100 has no room for the 140 GB of 70 billion weights, four have."""
+    small, large = compare(Question("llama-3.1-70b", "h100", 8, 2000, tp_size=1)), compare(SMALL)
+    for nth, (found, fits) in enumerate(((small, False), (large, "base" not in large.does_not_fit))):
+        plot_crossovers(pictures(found), "title", tmp_path / "a.png")
+        assert (pictures(found)[0].base_fits, figures[nth].get_suptitle() == "title") == (fits, fits)
+    base = "one group of GPUs (pp 1 x tp 1)"
+    told = f"title\nthe base, {base}, does not fit into memory: speed-ups are over the time that it would take"
+    assert figures[0].get_suptitle() == told
+    assert figures[0].axes[0].get_ylabel() == f"speed-up over {base}"
+    assert figures[0].axes[0].get_xlabel().endswith("logarithmic scale")
+
+
 @pytest.mark.parametrize(("low", "high"), [(5.0, 1000.0), (0.07, 1.5e4), (1.4, 13500.0), (3.0, 1000.0)])
 def test_ticks_of_a_logarithmic_axis_are_plain_numbers_within_it(low: float, high: float) -> None:
     places = ticks(low, high)

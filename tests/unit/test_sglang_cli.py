@@ -46,6 +46,47 @@ def fitted(name: str, *options: str, code: int = 0) -> dict[str, Any]:
 # -- import --------------------------------------------------------------------------------------------------------
 
 
+def test_a_key_of_the_scenario_can_be_set_and_what_is_set_is_not_left_open() -> None:
+    Path("line.txt").write_text(LINE)
+    sets = ["cost.prefill_b_ms_per_token=0.5", 'workload.requests=[{rid = "a", prompt = 7}]', "cluster.pp_size=4"]
+    result = ppsim("import", "line.txt", *(word for one in sets for word in ("--set", one)))
+    assert result.exit_code == 0, result.stderr
+    tree = tomllib.loads(result.stdout)
+    assert tree["cluster"]["pp_size"] == 4
+    assert tree["cost"]["prefill_b_ms_per_token"] == 0.5
+    assert tree["workload"]["requests"] == [{"rid": "a", "prompt": 7}]
+    assert "left open: stage times" not in result.stderr
+    assert "left open: workload" not in result.stderr
+    plain = ppsim("import", "line.txt")
+    assert "left open: stage times" in plain.stderr
+    assert "left open: workload" in plain.stderr
+    assert ppsim("import", LINE, "--set", "cluster.pp_size=4", "--json").stdout.count('"cluster.pp_size": 4') == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["line.txt", "--set", "cluster.pp_sise=4"], "cluster.pp_sise"),
+        (["line.txt", "--set", "cluster.pp_size=many"], "cluster.pp_size"),
+        (["line.txt", "--set", "cluster.pp_size"], "expected key=value"),
+        (["line.txt", "--out", "x.toml"], "--out x.toml: stands behind the file line.txt, which is the whole launch"),
+        (["line.txt", "-o", "x.toml"], "-o x.toml: stands behind the file line.txt"),
+        (["line.txt", "--seed", "3"], "--seed 3: stands behind the file line.txt"),
+        (["line.txt", "line.txt"], "line.txt: stands behind the file line.txt"),
+        (["-", "--seed", "3"], "--seed 3: stands behind -,"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_import_does_not_take_is_refused_in_one_sentence(words: list[str], told: str) -> None:
+    Path("line.txt").write_text(LINE)
+    result = ppsim("import", *words, stdin=LINE)
+    assert result.exit_code == 2
+    assert told in result.stderr
+    assert result.stdout == ""
+    assert result.stderr.count("\n") <= 2
+    assert "Traceback" not in result.stderr
+
+
 @pytest.mark.parametrize(
     "source",
     [(LINE,), (LINE + " --port 30000" * 30,), tuple(LINE.split()), ("-",), ("line.txt",)],

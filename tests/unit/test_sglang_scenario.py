@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from ppsim.scenario.check import check_scenario
 from ppsim.scenario.load import put, validate
 from ppsim.scenario.tree import Scenario
 from ppsim.sglang.launch import read_launch, to_launch_line, to_scenario
-from ppsim.sglang.scenario import ROWS, has_key, value_at
+from ppsim.sglang.scenario import ROWS, has_key
 
 KEYS = [row.key for row in ROWS if has_key(row.key)]
 
@@ -51,7 +52,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         "model.quantization": st.one_of(st.none(), st.sampled_from(["fp8", "awq_marlin", "modelopt_fp4", "w8a8_int8"])),
     }
     for key in KEYS:
-        default = value_at(Scenario(), key)
+        default = attrgetter(key)(Scenario())
         strategy = values.get(key, st.booleans() if isinstance(default, bool) else sizes)
         put(raw, key, draw(strategy))
     return validate(raw)
@@ -61,7 +62,7 @@ def wanted(scenario: Scenario) -> dict[str, Any]:
     """What a launch line can say of the scenario: one pool for all ranks, the smallest."""
     found: dict[str, Any] = {}
     for key in KEYS:
-        value = value_at(scenario, key)
+        value = attrgetter(key)(scenario)
         if key == "scheduler.max_total_tokens" and isinstance(value, tuple):
             value = min(value)
         if value is not None:
@@ -80,7 +81,7 @@ def test_a_scenario_prints_and_reads_back(scenario: Scenario) -> None:
     assert found["overrides"] == wanted(scenario)
     assert found["not_modelled"] == {}
     settled = {row.key for row in ROWS if row.none_is_default}  # nobody decides these at start
-    absent = {key for key in KEYS if value_at(scenario, key) is None} - settled
+    absent = {key for key in KEYS if attrgetter(key)(scenario) is None} - settled
     assert set(found["left_open"]) == absent
 
 

@@ -5,6 +5,7 @@ Rewrite what is out of date: python docs/sessions.py PAGE, python docs/draw.py, 
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ppsim.cli.entry import app
+from tests.unit.browser import Browser, chromium
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
@@ -131,17 +133,77 @@ def test_the_options_of_a_command_are_those_of_its_help() -> None:
         assert {word for row in rows for word in row.split(", ") if word.startswith("--")} == wanted, name
 
 
-def test_the_site_is_built_without_a_warning(tmp_path: Path) -> None:
-    """Links, anchors and the navigation: --strict makes each warning an error (and --quiet would hide them from it)."""
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built strictly: --strict makes each warning an error (and --quiet would hide them from it)."""
     pytest.importorskip("material", reason="the site needs the extra 'docs'")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    path = tmp_path_factory.mktemp("built") / "site"
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
+    return path
+
+
+LOADED = "document.readyState === 'complete'"
+SEARCH = """(() => {{
+  const box = document.querySelector(".md-search__input");
+  box.focus();
+  box.value = "{words}";
+  box.dispatchEvent(new Event("input", {{ bubbles: true }}));
+  box.dispatchEvent(new KeyboardEvent("keyup", {{ bubbles: true }}));
+}})()"""
+FOUND = "[...document.querySelectorAll('.md-search-result__item a')].map((link) => link.href)"
+
+
+@pytest.mark.xdist_group("browser")
+@pytest.mark.skipif(chromium() is None, reason="no Chromium: apt install chromium")
+def test_the_search_box_works_in_a_site_that_was_opened_from_a_folder(site: Path) -> None:
+    """No server, no network, no complaint; from a page in a folder of its own, too."""
+    with Browser() as browser:
+        for page, words, wanted in (
+            ("index.html", "retraction", "reference"),
+            ("howto/student.html", "skip rule", "concepts/skip-rule.html"),
+        ):
+            browser.open(site / page, LOADED)
+            browser.js(SEARCH.format(words=words))
+            browser.wait(f"{FOUND}.length > 0")
+            links = browser.js(FOUND)
+            assert all(link.startswith(site.as_uri()) for link in links)
+            assert any(wanted in link for link in links), links
+            assert browser.troubles() == []
+            assert browser.requests() == []
+
+
+@pytest.mark.xdist_group("browser")
+@pytest.mark.skipif(chromium() is None, reason="no Chromium: apt install chromium")
+def test_a_notebook_tells_code_from_output_and_a_dark_page_has_pictures_on_a_card(site: Path) -> None:
+    with Browser() as browser:
+        browser.open(site / "notebooks" / "1_ring_and_bubble.html", LOADED)
+        style = "getComputedStyle(document.querySelector('.notebook-{}'){}).{}"
+        names = [browser.js(style.format(kind, ", '::before'", "content")) for kind in ("in", "out")]
+        assert names == ['"code"', '"output"']
+        bars = [browser.js(style.format(kind, "", "borderLeftColor")) for kind in ("in", "out")]
+        assert bars[0] != bars[1]
+        cells = json.loads((DOCS / "notebooks" / "1_ring_and_bubble.ipynb").read_text(encoding="utf-8"))["cells"]
+        code = [cell for cell in cells if cell["cell_type"] == "code"]
+        count = "document.querySelectorAll('.notebook-{}').length"
+        assert browser.js(count.format("in")) == len(code)
+        assert browser.js(count.format("out")) == sum(len(cell["outputs"]) for cell in code) > 3
+        assert browser.js("document.querySelectorAll('.notebook-out img, .notebook-out pre').length") > 3
+        picture = "getComputedStyle(document.querySelector('.md-typeset img')).padding"
+        browser.js("document.body.setAttribute('data-md-color-scheme', 'default')")
+        assert browser.js(picture) == "0px"
+        browser.js("document.body.setAttribute('data-md-color-scheme', 'slate')")
+        assert browser.js(picture) != "0px"
+
+
+def test_the_site_is_built_without_a_warning(site: Path) -> None:
+    """Links, anchors and the navigation; files of the repository that pages link to go along."""
     pages = {p.relative_to(DOCS).with_suffix(".html").as_posix() for p in [*DOCS.rglob("*.md"), *DOCS.rglob("*.ipynb")]}
-    built = {p.relative_to(tmp_path / "site").as_posix() for p in (tmp_path / "site").rglob("*.html")}
+    built = {p.relative_to(site).as_posix() for p in site.rglob("*.html")}
     assert pages <= built
-    bugs = (tmp_path / "site" / "bugs.html").read_text(encoding="utf-8")
+    bugs = (site / "bugs.html").read_text(encoding="utf-8")
     copies = re.findall(r'href="(files/scenarios/bugs/[^"]+)"', bugs)
     assert len(copies) >= 40
-    assert all((tmp_path / "site" / copy).is_file() for copy in copies)
+    assert all((site / copy).is_file() for copy in copies)
     assert "http" not in "".join(re.findall(r'<(?:script|link)[^>]*(?:src|href)="([^"]+)"', bugs))

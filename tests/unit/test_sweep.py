@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,10 +20,14 @@ from typer.testing import CliRunner, Result
 import ppsim
 from ppsim.cli.entry import app
 from ppsim.errors import UsageError
+from ppsim.report.keys import KEYS, axis_words, figure_words, key_words
 from ppsim.report.sweep import chart_of
+from ppsim.scenario.expect import FIGURES
+from ppsim.scenario.tree import Scenario
 from ppsim.sweeps.folder import POINTS, TABLE
 from ppsim.sweeps.points import parse_grid, points_of, read_points
 from ppsim.sweeps.table import typed
+from ppsim.sweeps.version import code_version
 
 BUBBLE = ("--set", "cluster.pp_size=2,4", "--set", "workload.num_chunks=1,8")
 
@@ -255,6 +260,42 @@ def test_a_scenario_that_changed_meanwhile_is_told_and_run_again() -> None:
     assert [float(row["bubble_ratio"]) for row in rows_of("s")] == [1 / 5, 3 / 7]
 
 
+def test_another_ppsim_is_told_and_its_points_are_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    sets = ("--set", "cluster.pp_size=2,4", "--out", "s")
+    assert swept("unit", *sets).exit_code == 0
+    before = bytes_of("s")
+    lines = Path("s/points.jsonl").read_text()
+    assert {json.loads(line)["ppsim"] for line in lines.splitlines()} == {code_version()}
+    with monkeypatch.context() as patch:
+        patch.setattr("ppsim.sweeps.folder.code_version", lambda: "9.9, code 00")
+        again = swept("unit", *sets)
+        assert again.stderr.count(f"ppsim has changed since it was finished (then {code_version()}; now 9.9, code") == 2
+        assert "were finished before" not in again.stderr
+        assert "2 points were finished before" in swept("unit", *sets).stderr
+    assert swept("unit", *sets).exit_code == 0
+    assert bytes_of("s") == before
+    old = [{k: v for k, v in json.loads(line).items() if k != "ppsim"} for line in lines.splitlines()]
+    Path("s/points.jsonl").write_text("".join(json.dumps(entry) + "\n" for entry in old))
+    assert swept("unit", *sets).stderr.count("ppsim has changed since it was finished (then not told; now") == 2
+
+
+def test_the_version_is_that_of_the_code_that_a_run_depends_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "ppsim"
+    shutil.copytree(Path(ppsim.__file__).parent, package, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr("ppsim.sweeps.version.files", lambda name: package)
+    fresh = code_version.__wrapped__
+    assert fresh() == code_version()
+    (package / "core" / "__pycache__").mkdir()
+    (package / "core" / "__pycache__" / "loop.py").write_text("left behind")
+    (package / "report" / "kv.py").write_text("# another picture")
+    assert fresh() == code_version()
+    for name in ("core/loop.py", "world/network.py", "cost/model.py", "data/models.toml"):
+        (package / name).write_text((package / name).read_text() + "\n# changed\n")
+        assert fresh() != code_version()
+        (package / name).write_text((package / name).read_text().removesuffix("\n# changed\n"))
+        assert fresh() == code_version()
+
+
 def test_a_trace_that_changed_meanwhile_is_told() -> None:
     line = {"timestamp": 0, "input_length": 700, "output_length": 2, "hash_ids": [1, 2]}
     Path("t.jsonl").write_text(json.dumps(line) + "\n")
@@ -318,7 +359,7 @@ def test_the_picture_has_a_dot_a_point_at_its_value() -> None:
     columns, keys = found.columns, found.sweep.order.keys
     chart = chart_of(columns, keys)
     assert chart.x == "workload.num_chunks"  # three values, the others have two
-    assert [line.label for line in chart.lines] == ["pp_size 2", "pp_size 4"]
+    assert [line.label for line in chart.lines] == ["pipeline stages 2", "pipeline stages 4"]
     from matplotlib.figure import Figure
 
     from ppsim.report.sweep import draw_panel
@@ -332,12 +373,72 @@ def test_the_picture_has_a_dot_a_point_at_its_value() -> None:
     assert found.plot(x="pp_size", y="ttft_p50_s", format="svg").content.startswith(b"<?xml")
 
 
+def test_axes_and_titles_are_words_with_a_unit_and_the_key_stands_behind_them() -> None:
+    from matplotlib.figure import Figure
+
+    from ppsim.report.sweep import draw_panel, title_of
+
+    found = ppsim.sweep("unit", {"latency_us": [0, 200, 1000], "num_chunks": [1, 8, 4, 2]}, num_jobs=0)
+    keys = found.sweep.order.keys
+    chart = chart_of(found.columns, keys, "links.latency_us")
+    axes = Figure().subplots()
+    draw_panel(axes, found.columns, chart, "ttft_p50_s")
+    assert axes.get_xlabel() == "latency of a link, us (links.latency_us)"
+    assert axes.get_title(loc="left") == "time to first token (median), s"
+    assert title_of(["unit"], 12, chart) == "unit: 12 runs over latency of a link; a dot is a run"
+    chart = chart_of(found.columns, keys, "workload.num_chunks")
+    axes = Figure().subplots()
+    draw_panel(axes, found.columns, chart, "makespan_s")
+    assert axes.get_xscale() == "log"
+    assert axes.get_xlabel() == "chunks of the prompt (workload.num_chunks), logarithmic scale"
+    assert [line.label for line in chart.lines] == [f"latency of a link {us} us" for us in (0, 200, 1000)]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("ttft", "ttft_p50_s"), ("bubble", "bubble_ratio"), ("bubbel_ratio", "bubble_ratio"), ("makespan", "makespan_s")],
+)
+def test_a_figure_that_is_not_there_names_the_one_that_was_meant(wrong: str, meant: str) -> None:
+    found = ppsim.sweep("unit", {"pp_size": [2, 4]}, num_jobs=0)
+    with pytest.raises(UsageError, match=f"--y {wrong}: no point has this figure; did you mean {meant}?"):
+        found.plot(y=wrong)
+    with pytest.raises(UsageError, match="the columns of the table are the names"):
+        found.plot(y="qqqqqqqq")
+
+
+def test_every_figure_and_every_key_has_words() -> None:
+    """None of the code's names; a unit where the name ends in one. A key's own name stands behind its words."""
+    for name in FIGURES:
+        if "stages_N" in name:
+            continue  # no column of a sweep's table
+        for figure in (name, f"prefill_{name}"):
+            words = figure_words(figure)
+            assert "_" not in words
+            assert words.endswith("s") or not name.endswith("_s")
+    for key in keys_of(Scenario):
+        assert "_" not in str(key_words(key))
+        assert key_words(key).name
+        assert axis_words(key) == key or axis_words(key).endswith(f"({key})")
+    assert str(key_words("host.schedule_us")) == "schedule, us"
+    assert set(KEYS) - {"scenario"} <= set(keys_of(Scenario))
+
+
+def keys_of(model: Any, before: str = "") -> list[str]:
+    """Dotted keys of a section and of those below it."""
+    found: list[str] = []
+    for name, field in model.model_fields.items():
+        below = field.annotation
+        is_section = isinstance(below, type) and hasattr(below, "model_fields")
+        found += keys_of(below, f"{before}{name}.") if is_section else [before + name]
+    return found
+
+
 def test_lines_that_lie_on_each_other_are_one_and_a_lost_point_is_a_cross() -> None:
     sets = {"num_chunks": [2, 4], "pp_async_batch_depth": [0, 1], "pp_size": [3, 0]}
     found = ppsim.sweep("unit", sets, num_jobs=0)
     chart = chart_of(found.columns, found.sweep.order.keys, "cluster.pp_size")
     assert [line.name for line in chart.lines] == [
-        f"num_chunks {m}, pp_async_batch_depth 0\n= num_chunks {m}, pp_async_batch_depth 1" for m in (2, 4)
+        f"chunks of the prompt {m}, depth 0\n= chunks of the prompt {m}, depth 1" for m in (2, 4)
     ]
     from matplotlib.figure import Figure
 

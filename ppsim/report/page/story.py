@@ -13,6 +13,7 @@ from ppsim.report.lanes import Part, left_out
 from ppsim.report.notes import notes
 from ppsim.report.page.words import items, text
 from ppsim.report.table import percent, seconds
+from ppsim.report.waits import first_line
 
 MARKS = {"pass": "✓", "fail": "✕", "unknown": "?"}
 PASSED = "the run ended by itself, and every rule that is checked held"
@@ -31,13 +32,13 @@ def verdict_html(verdict: Verdict) -> str:
     kind = verdict.kind if verdict.kind in MARKS else "unknown"
     where = f"exit code {verdict.exit_code}" + (f", rule {verdict.invariant}" if verdict.invariant else "")
     badge = f'<span class="badge is-{kind}"><span aria-hidden="true">{MARKS[kind]}</span> {text(verdict.kind)}</span>'
-    says = PASSED if kind == "pass" else f"{first_line(verdict)} ({where})"
+    says = PASSED if kind == "pass" else f"{what_broke(verdict)} ({where})"
     return f'<p class="verdict">{badge} <span>{text(says)}</span></p>'
 
 
-def first_line(verdict: Verdict) -> str:
+def what_broke(verdict: Verdict) -> str:
     """What broke, in a line that begins like a sentence."""
-    line = str(verdict.message).strip().split("\n", 1)[0].rstrip(":") or "nothing is known of how this run ended"
+    line = first_line(verdict) or "nothing is known of how this run ended"
     return line[:1].upper() + line[1:]
 
 

@@ -74,9 +74,10 @@ async function showComparison(runs, names, place) {
     if (!values.some((one) => one.length > 2)) continue;
     const box = element("div", { class: "half" }, element("h4", {}, `Share of requests within a ${says}`));
     place.append(box);
-    const figure = figureOf({ height: 260, x_axis_type: "log", x_range: model("DataRange1d", {}), y_range: model("Range1d", { start: 0, end: 1 }), min_border_left: 50 });
-    figure.xaxis.axis_label = "seconds";
-    figure.xaxis.formatter = model("LogTickFormatter", { min_exponent: 6 });
+    const times = values.flat();
+    const range = model("Range1d", { start: Math.min(...times) / 1.05e9, end: (Math.max(...times) * 1.05) / 1e9 });
+    const figure = figureOf({ height: 260, x_axis_type: "log", x_range: range, y_range: model("Range1d", { start: 0, end: 1 }), min_border_left: 50 });
+    durationAxis(figure.xaxis, times, key.toUpperCase());
     figure.yaxis.formatter = model("NumeralTickFormatter", { format: "0 %" });
     values.forEach((one, i) => {
       const x = one.map((ns) => ns / 1e9).sort((a, b) => a - b);

@@ -56,6 +56,37 @@ function countAxis(figure) {
   figure.y_range.start = 0;
 }
 
+// A logarithmic axis of durations: plain ones as ticks, all different, few enough that none touches the next. The
+// chart's values are in seconds; ``times`` are those that it shows, in ns.
+function durationAxis(axis, times, says) {
+  const ticks = durationTicks(Math.min(...times), Math.max(...times));
+  axis.ticker = model("FixedTicker", { ticks: ticks.map((ns) => ns / 1e9), minor_ticks: [] });
+  axis.major_label_overrides = new Map(ticks.map((ns) => [ns / 1e9, plainDuration(ns)]));
+  axis.axis_label = `${says}, logarithmic scale`;
+}
+
+function durationTicks(low, high) {
+  const within = [];
+  for (let ten = 1; ten <= high * 1.05; ten *= 10) {
+    for (const digit of [1, 2, 5]) if (digit * ten >= low / 1.05 && digit * ten <= high * 1.05) within.push(digit * ten);
+  }
+  if (within.length > 7) return within.filter((ns) => Number.isInteger(Math.log10(ns)));
+  if (within.length >= 3) return within;
+  if (low === high) return [low];
+  const power = 10 ** Math.floor(Math.log10(high - low)); // all close together: even steps of a round length
+  const evenly = (step) => {
+    const even = [];
+    for (let nth = Math.ceil(low / step); nth * step <= high; nth++) even.push(nth * step);
+    return even;
+  };
+  return [1, 0.5, 0.2].map((part) => evenly(part * power)).find((even) => even.length >= 3);
+}
+
+function plainDuration(ns) {
+  const [unit, length] = UNITS.find(([, one]) => ns >= one) ?? UNITS[3];
+  return `${Number((ns / length).toPrecision(6))} ${unit}`;
+}
+
 // Charts that belong together, because they share a range: one document, a box for each of them.
 class Charts {
   constructor() {

@@ -113,8 +113,7 @@ async function showDots(timeline, place) {
   const seconds = rows.map((row) => row.ttft / 1e9);
   const figure = figureOf({ height: 200, min_border_left: 70, y_axis_type: "log", x_range: model("DataRange1d", {}), y_range: model("DataRange1d", {}) });
   figure.xaxis.axis_label = `arrival, ${timeline.says}`;
-  figure.yaxis.axis_label = "TTFT in s";
-  figure.yaxis.formatter = model("LogTickFormatter", { min_exponent: 6 });
+  durationAxis(figure.yaxis, rows.map((row) => row.ttft), "TTFT");
   const data = model("ColumnDataSource", {
     data: { x: rows.map((row) => timeline.x(row.arrived)), y: seconds, rid: rows.map((row) => shortName(row.rid)), ttft: rows.map((row) => shownTime(row.ttft)), prompt: rows.map((row) => row.prompt) },
   });
