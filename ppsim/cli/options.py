@@ -215,6 +215,7 @@ def plugin_of(path: str | None) -> ModuleType | None:
     from ppsim.check.invariants import check_breaks
     from ppsim.fuzz.limit import MAX_STILL_S, Limit, OutOfTime
     from ppsim.plugin import bugs_in, load_plugin
+    from ppsim.plugin.unrecorded import unrecorded
 
     try:
         with Limit(MAX_STILL_S):
@@ -222,6 +223,8 @@ def plugin_of(path: str | None) -> ModuleType | None:
     except OutOfTime as stop:
         raise UsageError(f"{path}: reading it takes more than {MAX_STILL_S:g} s; it was in {stop.place}") from None
     check_breaks(f"plug-in {path}", bugs_in(module))
+    for sentence in unrecorded(path):
+        say(f"note: {sentence}")
     return module
 
 

@@ -23,8 +23,8 @@ from ppsim.core.messages import Input
 from ppsim.core.tokens import TokenBytes
 from ppsim.errors import UsageError
 from ppsim.recording.codec import (
-    decision_fields,
-    harvest_fields,
+    decision_text,
+    harvest_text,
     ingested_fields,
     line_of,
     prompt_line,
@@ -106,15 +106,19 @@ class KeptRecording(Recording):
 
     def decision(self, rank: int, decision: Decision) -> None:
         super().decision(rank, decision)
-        self.file.add(line_of("decision", rank, *decision_fields(decision)))
+        self.file.add(f'["decision",{rank},{decision_text(decision)}]')
 
     def harvest(self, rank: int, harvest: Harvest) -> None:
         super().harvest(rank, harvest)
-        self.file.add(line_of("harvest", rank, *harvest_fields(harvest)))
+        self.file.add(f'["harvest",{rank},{harvest_text(harvest)}]')
 
     def observed(self, rank: int, iteration: int, what: str, keys: tuple[str, ...], values: tuple[int, ...]) -> None:
         super().observed(rank, iteration, what, keys, values)
         self.file.add(line_of("observed", rank, *self.observations[rank][-1]))
+
+    def stored(self, iteration: int, rid: str, statuses: Sequence[int | None]) -> None:
+        super().stored(iteration, rid, statuses)
+        self.file.add(line_of("stored", *self.stores[-1]))
 
     def span(self, rank: int, stream: str, slot: int, iteration: int, start_ns: int, end_ns: int) -> None:
         super().span(rank, stream, slot, iteration, start_ns, end_ns)

@@ -73,6 +73,8 @@ def lines(recording: Recording) -> Iterator[str]:
         yield from rank_lines("harvest", rank, recording.harvests, harvest_fields)
         for observed in recording.observations[rank]:
             yield line_of("observed", rank, *observed)
+        for stored in recording.stores if rank == 0 else ():
+            yield line_of("stored", *stored)
         for span in recording.spans[rank]:
             yield line_of("span", rank, *span)
     for rank in range(recording.num_ranks):
