@@ -38,7 +38,7 @@ class Surroundings:
         choices: Choices | None = None,
         held: Mapping[tuple[int, str], tuple[int | None, ...]] | None = None,
     ) -> None:
-        """``held``: what the store held in another run, by (iteration, request); it is told instead of what it holds."""
+        """``held``: what the store held in another run, by (iteration, request); told instead of what it holds."""
         self.core, self.scenario, self.now_ns, self.store = core, scenario, now_ns, store
         core.policy.wall_clock_ns = now_ns
         self.behaviour = behaviour

@@ -96,6 +96,13 @@ FastOption: TypeAlias = Annotated[
         help="Let one rank stand for all, to the same bytes, or run every rank. Default: fast where it is possible.",
     ),
 ]
+WhileRunningOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--while-running",
+        help="Write the files of the ranks while the run goes on, so that whatever ends it leaves them (kill -9 too).",
+    ),
+]
 MaxSecondsOption: TypeAlias = Annotated[
     float,
     typer.Option("--max-seconds", metavar="SECONDS", help="A run that takes longer, on your clock, is stopped."),

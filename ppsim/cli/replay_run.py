@@ -84,7 +84,7 @@ def replay_run(run: str, plugin: str | None, until_text: str | None, *, as_json:
 
 
 def verdict_of(sides: Sequence[Side], recorded: Verdict) -> Verdict:
-    """The verdict of the replay: of two pipelines of that which the recorded one is about, else the first that fails."""
+    """The verdict of the replay: of two pipelines that which the recorded one is about, else the first that fails."""
     from ppsim.recording import PASS
 
     wrong = [side for side in sides if side.replayed.verdict.kind != "pass"]

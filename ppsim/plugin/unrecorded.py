@@ -40,8 +40,8 @@ def unrecorded(path: str) -> list[str]:
         is_clock = any(is_among(name, module, names) for module, names in CLOCKS.items())
         what, instead = TIME if is_clock else DRAWN
         told.append(
-            f"plug-in {file.name}, line {line}: {name} is {what}: what comes of it is not recorded, and a replay may go "
-            f"another way ({instead})"
+            f"plug-in {file.name}, line {line}: {name} is {what}: what comes of it is not recorded, and a replay "
+            f"may go another way ({instead})"
         )
     return told
 

@@ -60,7 +60,7 @@ def same_verdict(recorded: Verdict, replayed: Verdict) -> bool:
 
 
 def of_rule(verdict: Verdict) -> int:
-    """The exit code where a rule is broken; else 0: that a process died or a user stopped it is nothing of the rules."""
+    """The exit code where a rule is broken; else 0: that a process died or a user stopped it is no rule."""
     return verdict.exit_code if verdict.invariant is not None else 0
 
 

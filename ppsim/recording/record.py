@@ -170,6 +170,8 @@ class Recording:
         self.observations[rank].extend(part.observations[rank])
         self.spans[rank].extend(part.spans[rank])
         self.visits[rank].extend(part.visits[rank])
+        for key, messages in part.messages.items():
+            self.messages.setdefault(key, []).extend(messages)
         self.left[rank].extend(part.left[rank])
         self.came[rank].extend(part.came[rank])
         self.cuts.extend(part.cuts)
@@ -180,6 +182,7 @@ class Recording:
             self.ingestions.extend(part.ingestions)
             self.replies.extend(part.replies)
             self.stores.extend(part.stores)
+            self.marks.extend(part.marks)
         self.samples.extend(part.samples)
         for message in part.warnings:
             self.warn(message)
