@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ppsim.recording import batches
 from ppsim.recording.agreement import disagreement
 from ppsim.recording.folder import open_run, read_verdict
 from ppsim.recording.rank_file import RANKS, assemble, has_ranks
+from ppsim.recording.reader import RecordingError
 from ppsim.recording.schema import Origin
 from ppsim.scenario import load_scenario
 from ppsim.world import simulate
@@ -131,6 +133,13 @@ def test_a_run_that_ends_has_the_folder_of_any_other(tmp_path: Path) -> None:
     assert there[0] == there[1]
 
 
+def num_decisions(folder: Path) -> int:
+    """On file by now, at whatever moment of the run."""
+    with suppress(RecordingError):
+        return len(assemble(folder).decisions[0]) if has_ranks(folder) else 0
+    return 0
+
+
 SCENARIO = """
 name = "endless"
 [cluster]
@@ -169,7 +178,7 @@ def test_a_long_run_that_is_killed_is_shown_and_replayed(how: signal.Signals, tm
     recorded, verdict = open_run(str(folder)), read_verdict(str(folder))
     assert verdict.kind == "unknown"
     assert "rank 1 ended in iteration" in verdict.message or how == signal.SIGINT
-    assert len(recorded.decisions[1]) > 512
+    assert len(recorded.decisions[1]) > 500
     shown = ppsim("show", str(folder))
     assert shown.exit_code == 0, shown.output
     done = ppsim("replay", str(folder), "--json")
