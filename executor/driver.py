@@ -41,7 +41,7 @@ from ppsim.core.effects import (
 )
 from ppsim.core.errors import InvariantViolation, ProtocolError
 from ppsim.core.messages import Hidden, Input, Message, NewRequest, Output
-from ppsim.core.observations import Capacity
+from ppsim.core.observations import Capacity, Statuses
 from ppsim.core.rank import Rank
 from ppsim.core.schedule.batch import ForwardBatch
 from ppsim.core.tokens import count
@@ -49,6 +49,7 @@ from ppsim.recording import Recording
 from ppsim.recording.schema import WALL_CLOCK, Came, Left
 
 TERMINAL = ("finished", "aborted", "refused")
+MAX_CLOCK_READS = 1024  # of one rank between two effects
 WRITTEN_BEFORE = (Send, Recv, Ingest, AwaitLocal)
 """Effects with which something leaves the rank, or in which it may wait: what was recorded is on file before them."""
 
@@ -80,6 +81,7 @@ class Answers:
         self.num_ended = 0
         self.samples: deque[tuple[ForwardBatch, torch.Tensor]] = deque()
         self.leaving: dict[Work, Left] = {}  # device data whose sends are not over
+        self.clock_reads: deque[int] = deque(maxlen=MAX_CLOCK_READS)
         self.table: dict[type, Callable[[Any], object]] = {
             Ingest: self.ingest,
             Send: self.send,
@@ -222,6 +224,9 @@ class Answers:
             detail = f"nothing here can answer the observation {effect.what!r}"
             raise InvariantViolation("INV-02", self.rank, effect.iteration, -1, "", detail)
         self.recording.observed(self.rank, effect.iteration, effect.what, effect.keys, values)
+        if isinstance(effect.observation, Statuses):
+            for rid in effect.keys:
+                self.recording.stored(effect.iteration, rid, self.surroundings.stored[rid])
         return Local(values, self.rank, effect.iteration)
 
     def await_local(self, effect: AwaitLocal) -> None:
@@ -232,9 +237,16 @@ class Answers:
 
     def wall_clock_ns(self) -> int:
         """For a policy that looks at its clock although it should not: what it saw is recorded like any other look."""
-        now_ns = self.timer.now_ns()
-        self.recording.observed(self.rank, self.surroundings.core.iteration, WALL_CLOCK, (), (now_ns,))
+        iteration = self.surroundings.core.iteration
+        fed = None if self.fed is None else self.fed.look_up(iteration, WALL_CLOCK)
+        now_ns = self.timer.now_ns() if fed is None else fed[0]
+        self.recording.observed(self.rank, iteration, WALL_CLOCK, (), (now_ns,))
+        self.clock_reads.append(now_ns)
         return now_ns
+
+    def clock_of_twin(self) -> int:
+        """For the right rank beside this one, which asks as often as it does, right behind it."""
+        return self.clock_reads.popleft() if self.clock_reads else 0
 
     def decided(self, effect: Decided) -> None:
         self.recording.visited(self.rank, self.timer.now_ns())

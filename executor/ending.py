@@ -13,6 +13,7 @@ from executor.worker import Report
 from ppsim.check.client_watch import StopRun
 from ppsim.check.describe import Place
 from ppsim.check.observers import Seat, phase_of_error
+from ppsim.check.owed import Wait
 from ppsim.check.together import Together, in_order
 from ppsim.check.verdicts import broken, judged, root_cause, verdict_of
 from ppsim.core.config import RankConfig
@@ -60,22 +61,28 @@ def place_of(verdict: Verdict) -> tuple[int, int]:
 
 
 def deadlock(status: Status, what: str, configs: Sequence[RankConfig]) -> Verdict:
-    """All ranks wait for one another. The least advanced of them is named, or who owes a message, as in the simulated
-    world. ``configs``: of all ranks."""
+    """All ranks wait for one another. The least advanced of them is named. ``configs``: of all ranks."""
     iteration, rank = min((status.iteration(rank), rank) for rank in range(status.pp_size))
     where = Place("INV-40", rank, iteration, max(iteration, 0) % configs[rank].num_slots)
     came = status.describe(rank)
-    return judged(broken(where, f"deadlock: {what}", came=came, code=EXIT_LIVENESS), (), status.waits(configs))
+    return broken(where, f"deadlock: {what}", came=came, code=EXIT_LIVENESS)
 
 
-def verdict_of_stall(reports: Mapping[int, Report], pp_size: int, verdict: Verdict) -> Verdict:
-    """``verdict`` on ranks that stand still, unless they had broken a rule together before, or called unlike things."""
+def verdict_of_stall(
+    reports: Mapping[int, Report], pp_size: int, verdict: Verdict, waits: Sequence[Wait] = ()
+) -> Verdict:
+    """``verdict`` on ranks that stand still, unless they had broken a rule together before, or called unlike things.
+
+    ``waits``: what they wait for. As in the simulated world a circle in which somebody owes a message is no circle, and
+    who has parted from a right rank is to blame.
+    """
     if len(reports) < pp_size:  # a process that does not run says nothing, and of some nothing can be concluded
-        return verdict
+        return judged(verdict, (), waits)
     found = first_broken(reports.values())
     if found is not None:
         return blamed(verdict_of(found), reports.values())
-    return root_cause(verdict, {rank: mine.calls for rank, mine in reports.items()})
+    cause = root_cause(verdict, {rank: mine.calls for rank, mine in reports.items()})
+    return judged(cause, [mine.departure for mine in reports.values() if mine.departure is not None], waits)
 
 
 def verdict_of_run(recording: Recording, reports: Sequence[Report]) -> Verdict:

@@ -10,7 +10,7 @@ Where the record has no answer (the run goes further here, or another way) the r
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from executor.client import GaveUp, ReplayClient
@@ -48,6 +48,7 @@ class Fed:
     samples: Mapping[tuple[int, int], tuple[int, ...]]  # by (iteration, slot)
     refusals: Mapping[str, Refusal]
     draws: Mapping[str, tuple[int, ...]]
+    stored: Mapping[tuple[int, str], tuple[int | None, ...]] = field(default_factory=dict)  # (iteration, request)
 
 
 class FedRank:
@@ -61,10 +62,14 @@ class FedRank:
 
     def values(self, effect: Observe) -> tuple[int, ...] | None:
         """What the rank saw at this place of the other run. None: it looks at something else here, or further."""
-        left = self.seen.get(effect.iteration)
-        if isinstance(effect.observation, Statuses) or not left:
-            return None  # the store has the statuses of the ranks of this run
-        if (left[0].what, left[0].keys) != (effect.what, effect.keys):
+        values = self.look_up(effect.iteration, effect.what, effect.keys)
+        # What the store held is told, not what came of it: the rank's own store concludes from that (``held``).
+        return None if isinstance(effect.observation, Statuses) else values
+
+    def look_up(self, iteration: int, what: str, keys: tuple[str, ...] = ()) -> tuple[int, ...] | None:
+        """The next look of an iteration, if it was at the same thing."""
+        left = self.seen.get(iteration)
+        if not left or (left[0].what, left[0].keys) != (what, keys):
             return None
         return left.pop(0).values
 

@@ -41,7 +41,7 @@ from ppsim.plugin import load
 from ppsim.recording import Recording, Verdict
 from ppsim.recording.folder import write_config
 from ppsim.recording.rank_file import assemble, write_launch
-from ppsim.recording.schema import UNTOLD, Origin
+from ppsim.recording.schema import UNTOLD, Origin, Refused
 from ppsim.scenario import Scenario
 from ppsim.scenario.rank import rank_config
 from ppsim.workload import Arrival
@@ -116,6 +116,8 @@ def execute(
     pp_size = scenario.cluster.pp_size
     recording = Recording(pp_size, name=scenario.name, seed=scenario.seed, world="exec")
     recording.origin = origin._replace(changes=changes)
+    if fed is not None:  # of all ranks, and known before one starts
+        recording.refusals = [Refused(rid, *refusal) for rid, refusal in fed.refusals.items()]
     if scenario.run.invariants:
         recording.warn(NOT_HERE)
     for sentence in checkpoint_warnings(scenario):
@@ -133,6 +135,7 @@ def execute(
         write_launch(folder, recording)
     status = Status(context, pp_size, folder, configs[0].num_slots)
     ranks = Ranks(status)
+    is_judged = scenario.run.check or scenario.run.invariants  # else nobody is blamed, as in the simulated world
     pulse = pulse_of(scenario, context)
     watchdog = None if pulse is None else Watchdog(status, pulse)
 
@@ -169,20 +172,22 @@ def execute(
     except Failed as failure:
         return replace(failed(failure.report, ranks, recording, folder), scenario=scenario)
     except Stuck as stuck:
+        waits = status.waits(configs) if is_judged else []
         if stuck.verdict.invariant is not None:  # all wait in a circle; else a process does not run, and says nothing
             ranks.ask()
         recording = gathered(recording, ranks, folder)
         recording.stands = watchdog.stands if watchdog is not None else []
-        verdict = verdict_of_stall(ranks.reports, pp_size, stuck.verdict)
+        verdict = verdict_of_stall(ranks.reports, pp_size, stuck.verdict, waits)
         return ExecutionResult(recording, verdict, scenario=scenario)
     except Stalled as stall:
         cycle = wait_cycle(peers_of(status, pulse))
         what = "\n".join([str(stall), *cycle_lines(cycle)])
         verdict = deadlock(status, what, configs)
+        waits = status.waits(configs) if is_judged else []
         ranks.ask()
         recording = gathered(recording, ranks, folder)
         recording.stands = status.stands()
-        verdict = verdict_of_stall(ranks.reports, pp_size, verdict)
+        verdict = verdict_of_stall(ranks.reports, pp_size, verdict, waits)
         return ExecutionResult(recording, verdict, scenario=scenario)
     finally:
         ranks.stop()

@@ -135,7 +135,8 @@ def serve(
     transport = Transport(rank, device)
     timer = ForwardTimer(start_ns, device)
     choices = None if job.fed is None else FedChoices(job.fed.draws)
-    surroundings = Surroundings(core, scenario, timer.now_ns, store, behaviour, choices)
+    held = None if job.fed is None else job.fed.stored
+    surroundings = Surroundings(core, scenario, timer.now_ns, store, behaviour, choices, held)
     client = client_of(job, timer)
     place.facts, place.stored, place.now_ns = surroundings.facts, surroundings.stored, timer.now_ns
     answers = Answers(
@@ -145,6 +146,8 @@ def serve(
         answers.fed = FedRank(job.fed, rank)
         refuse(place, job.fed)
     core.policy.wall_clock_ns = answers.wall_clock_ns
+    if place.twin is not None:
+        place.twin.right.policy.wall_clock_ns = answers.clock_of_twin
     place.judge()
     attach(place, recording, scenario, job.pulse)
     try:

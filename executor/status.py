@@ -139,7 +139,7 @@ class Status:
         found: list[Wait] = []
         for rank in range(self.pp_size):
             code, _, src, _, _, kind, of, lane = self.cells[rank * NUM_CELLS : (rank + 1) * NUM_CELLS]
-            if code == CODE[Recv] and kind:
+            if code == CODE[Recv] and kind and self.cells[src * NUM_CELLS] != OVER:  # who has ended owes nothing more
                 slot = of % configs[src].num_slots
                 what = (LANES[lane], KINDS[kind - 1], of, slot, configs[src], self.iteration(src))
                 found.append(Wait(rank, "", src, *what))

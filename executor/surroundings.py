@@ -8,7 +8,7 @@ in its own time.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import assert_never
 
 from executor.store import ConsensusStore
@@ -36,7 +36,9 @@ class Surroundings:
         store: ConsensusStore | None,
         behaviour: behaviour_of.Surroundings,
         choices: Choices | None = None,
+        held: Mapping[tuple[int, str], tuple[int | None, ...]] | None = None,
     ) -> None:
+        """``held``: what the store held in another run, by (iteration, request); told instead of what it holds."""
         self.core, self.scenario, self.now_ns, self.store = core, scenario, now_ns, store
         core.policy.wall_clock_ns = now_ns
         self.behaviour = behaviour
@@ -44,6 +46,7 @@ class Surroundings:
         self.facts = Facts(scenario.observations, choices or SeededChoices(scenario.seed))
         self.stored: dict[str, list[int | None]] = {}  # statuses that the last look found, by request
         self.watched: list[str] = []  # requests whose sender status this rank reports
+        self.held = held or {}
 
     def look(self, observation: obs.Observation, iteration: int) -> tuple[int, ...] | None:
         """Values in the order of the keys; None for a fact that the executor does not know."""
@@ -60,7 +63,7 @@ class Surroundings:
                 if self.store is None:
                     return None
                 self.report(iteration)
-                return tuple(self.decision(self.store, rid) for rid in rids)
+                return tuple(self.decision(self.store, rid, iteration) for rid in rids)
             case obs.Capacity() | obs.HostCapacity() | obs.Receivers() | obs.FirstTokens():
                 return None  # the driver knows its capacity; decode servers and host tiers are simulated only
             case obs.Copies() | obs.Hits() | obs.OwnHits():
@@ -68,9 +71,10 @@ class Surroundings:
             case _:
                 assert_never(observation)
 
-    def decision(self, store: ConsensusStore, rid: str) -> int:
+    def decision(self, store: ConsensusStore, rid: str, iteration: int) -> int:
         """What the store says of a request, from the statuses that have reached the first rank by now."""
-        self.stored[rid] = statuses = store.collect(rid)
+        held = self.held.get((iteration, rid))
+        self.stored[rid] = statuses = store.collect(rid) if held is None else list(held)
         return self.behaviour.store_decision(rid, statuses)
 
     def report(self, iteration: int) -> None:

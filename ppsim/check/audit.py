@@ -308,7 +308,8 @@ class Audit:
         """What came of it."""
         if isinstance(effect.observation, Statuses):
             for rid, value in zip(effect.keys, values, strict=True):
-                self.store_read(r, rid, r.stored[rid], value)
+                if rid in r.stored:
+                    self.store_read(r, rid, r.stored[rid], value)
             self.conclusions.looked(r, effect, values)
         if isinstance(effect.observation, Grammars):
             self.conclusions.compiled(r, effect, values)

@@ -53,6 +53,8 @@ class Watch:
         self.replies_left = 0  # what the requests so far may answer; more of them is no progress
         self.held_up: dict[int, str] = {}  # slot -> the rule that left its latest visit empty (docs/batches.md)
         self.is_shut = False  # Shutdown was handed out: nothing more will come
+        self.beside: Callable[[int], int] | None = None  # is told where the first rank is; the reply: when to tell next
+        self.tell_at = 0
 
     def watch(self, r: Seat) -> None:
         """Hang it on a rank. Call before the rank runs."""
@@ -82,6 +84,8 @@ class Watch:
 
     def decided(self, decision: Decision) -> None:
         """The first rank has decided: is it getting anywhere?"""
+        if self.beside is not None and decision.iteration >= self.tell_at:
+            self.tell_at = self.beside(decision.iteration)
         has_tokens = any(new_tokens for _, _, new_tokens in decision.pieces)
         self.empty_iterations = 0 if has_tokens else self.empty_iterations + 1
         self.quiet_iterations += 1

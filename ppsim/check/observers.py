@@ -61,7 +61,10 @@ class Seat(Protocol):
 
     @property
     def stored(self) -> Mapping[str, Sequence[int | None]]:
-        """By request: the statuses of all ranks that the last look into the consensus store found (first rank)."""
+        """By request: the statuses of all ranks that the last look into the consensus store found (first rank).
+
+        Missing: nobody here can know.
+        """
         ...
 
     def phase(self) -> str:

@@ -180,7 +180,7 @@ def print_exploration(found: Exploration, saved: list[str]) -> None:
     runs = f"{found.executions} executions ({len(found.runs)} distinct), {len(found.states)} states"
     for (_, outcome), path in zip(found.findings, saved, strict=True):
         print(outcome.verdict.message)
-        print(f"replay  ppsim replay {path}")
+        print(f"replay  ppsim replay {shlex.quote(str(path))}")
     if found.findings:
         print(f"FAIL  after {runs}, {found.seconds:.1f} s")
     elif found.complete:

@@ -5,6 +5,7 @@ A failure ends in commands (design decision 9). All of it is a function of the c
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from ppsim.errors import EXIT_LIVENESS, EXIT_NONDETERMINISM, EXIT_SAFETY
@@ -36,18 +37,19 @@ def print_finding(found: Finding, path: Path, seed: int, max_s: float) -> None:
     if found.outcome.result is not None:
         for line in (*blame(found.outcome.result), *short_log(found.outcome.result)):
             print(line)
+    word = shlex.quote(str(path))  # it is pasted into a shell
     if name in NOT_SHRUNK:
         print(f"not shrunk: {NOT_SHRUNK[name]}")
         print(f"saved   {path}")
         limit = f" --max-seconds {max_s:g}" if name == "no-end" else ""
-        print(f"replay  ppsim replay {path}{limit}")
+        print(f"replay  ppsim replay {word}{limit}")
         return
     sizes = "  ".join(f"{key} {before[key]}→{after[key]}" for key in after)
     cut = ", interrupted: as it was found" if found.is_cut else ""
     print(f"shrunk  {sizes}  ({found.shrink_runs} runs, same {name}{cut})")
     print(f"saved   {path}")
-    print(f"replay  ppsim replay {path}")
-    print(f"keep    ppsim replay {path} --emit-test > tests/regressions/test_{path.stem}.py")
+    print(f"replay  ppsim replay {word}")
+    print(f"keep    ppsim replay {word} --emit-test > {shlex.quote(f'tests/regressions/test_{path.stem}.py')}")
 
 
 def statement(name: str) -> str:

@@ -96,6 +96,13 @@ FastOption: TypeAlias = Annotated[
         help="Let one rank stand for all, to the same bytes, or run every rank. Default: fast where it is possible.",
     ),
 ]
+WhileRunningOption: TypeAlias = Annotated[
+    bool,
+    typer.Option(
+        "--while-running",
+        help="Write the files of the ranks while the run goes on, so that whatever ends it leaves them (kill -9 too).",
+    ),
+]
 MaxSecondsOption: TypeAlias = Annotated[
     float,
     typer.Option("--max-seconds", metavar="SECONDS", help="A run that takes longer, on your clock, is stopped."),
@@ -215,6 +222,7 @@ def plugin_of(path: str | None) -> ModuleType | None:
     from ppsim.check.invariants import check_breaks
     from ppsim.fuzz.limit import MAX_STILL_S, Limit, OutOfTime
     from ppsim.plugin import bugs_in, load_plugin
+    from ppsim.plugin.unrecorded import unrecorded
 
     try:
         with Limit(MAX_STILL_S):
@@ -222,6 +230,8 @@ def plugin_of(path: str | None) -> ModuleType | None:
     except OutOfTime as stop:
         raise UsageError(f"{path}: reading it takes more than {MAX_STILL_S:g} s; it was in {stop.place}") from None
     check_breaks(f"plug-in {path}", bugs_in(module))
+    for sentence in unrecorded(path):
+        say(f"note: {sentence}")
     return module
 
 

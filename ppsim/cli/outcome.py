@@ -26,6 +26,7 @@ def simulated(
     is_changed: bool,
     max_s: float,
     fast: bool | None = False,
+    began: Callable[[Setting], None] | None = None,
 ) -> tuple[Recording, Verdict]:
     """Simulate. What a changed scheduler raises is its own failure, with the place where it happened.
 
@@ -42,9 +43,15 @@ def simulated(
         give_up(why)
 
     limit = Limit(max_s, last_resort)
+
+    def begins(setting: Setting) -> None:
+        limit.began(setting)
+        if began is not None:
+            began(setting)
+
     try:
         with told_to_end(), limit:
-            result = simulate(scenario, progress=progress, change=change, began=limit.began, fast=fast)
+            result = simulate(scenario, progress=progress, change=change, began=begins, fast=fast)
         return result.recording, result.verdict
     except OutOfTime as stop:
         if limit.setting is None:

@@ -48,12 +48,15 @@ def replay(
             "--until", metavar="rank=N,iteration=N", help="Of a run: stop there and show the state of every rank."
         ),
     ] = None,
+    invariants: Annotated[
+        bool, typer.Option("--invariants", help="Of a run: judge the replay by all rules (run.invariants).")
+    ] = False,
     world: Annotated[
         World, typer.Option("--in", help="Run a reproduction in simulation, or on real processes.")
     ] = World.SIM,
     as_json: JsonOption = False,
 ) -> int:
-    """Reproduce a failure, or run a saved run again in simulation, fed with what was recorded.
+    """Reproduce a failure, or run a saved run again in simulation, fed with what was recorded, and judge it.
 
     The exit code is that of the failure, 4 if it does not come back the same or if a record of the run differs.
     """
@@ -66,9 +69,9 @@ def replay(
             raise UsageError(
                 f"{file} is a run: it is replayed in simulation; --in exec is for reproductions of ppsim fuzz"
             )
-        return replay_run(file, plugin, until, as_json=as_json)
-    if plugin is not None or until is not None:
-        raise UsageError(f"{file} is a reproduction of ppsim fuzz: --plugin and --until are for runs")
+        return replay_run(file, plugin, until, as_json=as_json, invariants=invariants)
+    if plugin is not None or until is not None or invariants:
+        raise UsageError(f"{file} is a reproduction of ppsim fuzz: --plugin, --until and --invariants are for runs")
     from ppsim.cli.every_report import write_and_read
     from ppsim.errors import EXIT_NONDETERMINISM, EXIT_PASS
     from ppsim.fuzz.campaign import run_twice, terms_of

@@ -101,6 +101,7 @@ def what_it_was_answered(outcome: Outcome, asked: RecordingChoices) -> Fed:
         {(sample.iteration, sample.slot): sample.token_ids for sample in recording.samples},
         outcome.result.setting.failing,
         {stream: tuple(answers) for stream, answers in draws.items()},
+        {(stored.iteration, stored.rid): stored.statuses for stored in recording.stores},
     )
 
 

@@ -30,6 +30,14 @@ class Side:
     replayed: Replayed
     found: Difference | None
 
+    @property
+    def verdict(self) -> Verdict:
+        """Of the replay, with the side that it is about."""
+        verdict = self.replayed.verdict
+        if verdict.kind == "pass" or not self.name:
+            return verdict
+        return verdict._replace(message=f"{self.name} side: {verdict.message}")
+
 
 def is_run(name: str) -> bool:
     """Whether a name is that of a run rather than of a reproduction: a folder, a recording, a name below runs/."""
@@ -41,14 +49,19 @@ def is_run(name: str) -> bool:
     return path.is_dir() or path.suffix != ".json" or (RUNS / name).is_dir()
 
 
-def replay_run(run: str, plugin: str | None, until_text: str | None, *, as_json: bool) -> int:
-    """Replay and compare; the exit code is that of what came out, 4 if a record differs."""
-    from ppsim.recording.agreement import disagreement
+def replay_run(run: str, plugin: str | None, until_text: str | None, *, as_json: bool, invariants: bool = False) -> int:
+    """Replay, judge and compare; the exit code is that of what came out, 4 if a record or the broken rule differs.
+
+    ``invariants``: judge by all rules, whatever the run was judged by.
+    """
+    from ppsim.recording.agreement import disagreement, same_verdict, why_not
     from ppsim.recording.folder import open_run, read_verdict
     from ppsim.world.replayed import replay
 
     recorded, verdict = open_run(run), read_verdict(run)
     scenario = scenario_beside(run, recorded)
+    if invariants:
+        scenario = scenario.model_copy(update={"run": scenario.run.model_copy(update={"invariants": True})})
     change = change_of(recorded, scenario, plugin)
     until = until_of(until_text, recorded)
     tell_of_version(recorded)
@@ -65,9 +78,18 @@ def replay_run(run: str, plugin: str | None, until_text: str | None, *, as_json:
     else:
         for line in report(run, sides, verdict):
             print(line)
-    if differs:
-        return EXIT_NONDETERMINISM
-    return next((side.replayed.verdict.exit_code for side in sides if side.replayed.verdict.kind != "pass"), EXIT_PASS)
+    again = verdict_of(sides, verdict)
+    missed = verdict.invariant is not None and not same_verdict(verdict, again) and not why_not(verdict)
+    return EXIT_NONDETERMINISM if differs or missed else again.exit_code
+
+
+def verdict_of(sides: Sequence[Side], recorded: Verdict) -> Verdict:
+    """The verdict of the replay: of two pipelines that which the recorded one is about, else the first that fails."""
+    from ppsim.recording import PASS
+
+    wrong = [side for side in sides if side.replayed.verdict.kind != "pass"]
+    about = [side for side in wrong if side.name and recorded.message.startswith(f"{side.name} side: ")]
+    return next((side.verdict for side in (*about, *wrong)), PASS)
 
 
 # --- what it needs -------------------------------------------------------------------------------------------------
@@ -162,8 +184,28 @@ def report(run: str, sides: Sequence[Side], verdict: Verdict) -> list[str]:
         beyond = "" if verdict.kind == "pass" else ", as far as it goes"
         lines.append(f"equal: every record of every rank{beyond}")
     for side in sides:
-        lines += ending_lines(side)
-    return lines
+        lines += cycles_of(side)
+    return [*lines, *verdict_lines(verdict, verdict_of(sides, verdict))]
+
+
+def verdict_lines(recorded: Verdict, again: Verdict) -> list[str]:
+    """What the rules say of the replay, and where that is not what was recorded."""
+    from ppsim.recording.agreement import same_verdict, why_not
+
+    lines = [f"the replay ends so: {again.message}"] if again.kind != "pass" else []
+    if not same_verdict(recorded, again):
+        why = why_not(recorded) if again.invariant is None else ""
+        return [*lines, f"the verdicts differ: recorded {told(recorded)}, replayed {told(again)}{why and f' ({why})'}"]
+    return [*lines, f"verdict: {told(again)}{', as recorded' if recorded.kind != 'unknown' else ', as far as it goes'}"]
+
+
+def told(verdict: Verdict) -> str:
+    """A verdict in a few words."""
+    where = [
+        f"{name} {at}" for name, at in (("rank", verdict.rank), ("iteration", verdict.iteration)) if at is not None
+    ]
+    what = verdict.invariant or verdict.kind
+    return f"{what} at {', '.join(where)}" if where and verdict.kind != "pass" else what
 
 
 def rank_lines(side: Side) -> list[str]:
@@ -182,13 +224,11 @@ def rank_lines(side: Side) -> list[str]:
     return lines
 
 
-def ending_lines(side: Side) -> list[str]:
-    """How the replay ended, beside what was recorded of the ranks' last moment."""
+def cycles_of(side: Side) -> list[str]:
+    """Who waited for whom in a circle, and whether the ranks do so again."""
     from ppsim.check.progress import cycle_lines, wait_cycle
 
     out, lines = side.replayed, list[str]()
-    if out.verdict.kind != "pass":
-        lines.append(f"the replay ends so: {out.verdict.message}")
     cycles = [cycle_of(side.recorded.stands, wait_cycle), cycle_of(out.recording.stands, wait_cycle)]
     if cycles[0]:
         here = "the same in the replay" if cycles[0] == cycles[1] else f"in the replay: {cycles[1] or 'none'}"
@@ -204,11 +244,17 @@ def cycle_of(stands: Sequence[Stand], wait_cycle: Any) -> tuple[int, ...]:
 def as_dict(sides: Sequence[Side], verdict: Verdict) -> dict[str, Any]:
     from ppsim.check.progress import wait_cycle
     from ppsim.cli.diff import difference_json
+    from ppsim.recording.agreement import same_verdict
     from ppsim.recording.digest import digests_of
 
+    again = verdict_of(sides, verdict)
     return {
         "world": sides[0].recorded.world,
         "recorded_verdict": verdict.kind,
+        "recorded_invariant": verdict.invariant,
+        "verdict": again.kind,
+        "invariant": again.invariant,
+        "same_verdict": same_verdict(verdict, again),
         "sides": [
             {
                 "side": side.name or None,
@@ -216,6 +262,7 @@ def as_dict(sides: Sequence[Side], verdict: Verdict) -> dict[str, Any]:
                 "num_decisions": [len(mine) for mine in side.recorded.decisions],
                 "decision_digests": list(digests_of(side.recorded).decisions),
                 "verdict": side.replayed.verdict.kind,
+                "invariant": side.replayed.verdict.invariant,
                 "message": side.replayed.verdict.message,
                 "recorded_cycle": list(cycle_of(side.recorded.stands, wait_cycle)),
                 "cycle": list(cycle_of(side.replayed.recording.stands, wait_cycle)),

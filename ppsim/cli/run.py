@@ -21,6 +21,7 @@ from ppsim.cli.options import (
     SetOption,
     SkipOption,
     TraceOption,
+    WhileRunningOption,
     check_seconds,
     plugin_of,
     scenario_of,
@@ -45,6 +46,7 @@ def run(
     bugs: BugOption = None,
     plugin: PluginOption = None,
     fast: FastOption = None,
+    while_running: WhileRunningOption = False,
     max_seconds: MaxSecondsOption = 3600.0,
     as_json: JsonOption = False,
     with_report: ReportOption = False,
@@ -70,19 +72,29 @@ def run(
 
     from ppsim.cli.outcome import conclude, origin_of, simulated
     from ppsim.cli.progress import ProgressBar
+    from ppsim.cli.while_running import WhileRunning
     from ppsim.recording.folder import run_folder
     from ppsim.scenario.kept import digests_of
 
-    files = digests_of(loaded)
+    files, origin = digests_of(loaded), origin_of(plugin)
     with run_folder(out, loaded.name, loaded.seed) as folder:
-        with ProgressBar(f"simulating {loaded.name}", "requests") as progress:
-            changed = bool(made.names)
+        with (
+            ProgressBar(f"simulating {loaded.name}", "requests") as progress,
+            WhileRunning(folder.path, loaded, origin, is_on=while_running) as files_of_ranks,
+        ):
             recording, verdict = simulated(
-                loaded, made.change, progress, folder, is_changed=changed, max_s=max_seconds, fast=fast
+                loaded,
+                made.change,
+                progress,
+                folder,
+                is_changed=bool(made.names),
+                max_s=max_seconds,
+                fast=fast,
+                began=files_of_ranks.began,
             )
         for side in (recording, recording.peer):
             if side is not None:
-                side.origin = origin_of(plugin)
+                side.origin = origin
         if verdict.kind == "pass":
             tell_unfired(made.unfired())
         return conclude(

@@ -13,6 +13,7 @@ import json
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate, pairwise
+from json.encoder import encode_basestring_ascii as quoted
 from typing import Any, TypeAlias
 
 from ppsim.core.effects import Decision, Harvest
@@ -137,6 +138,7 @@ SHAPES: dict[str, tuple[tuple[str, Check], ...]] = {
         ("keys", many(string)),
         ("values", many(integer)),
     ),
+    "stored": (("iteration", integer), ("rid", string), ("statuses", many(optional(integer)))),
     "sampled": (("iteration", integer), ("slot", integer), ("token_ids", many(integer))),
     "replies": (("iteration", integer), ("time_ns", integer), ("replies", many(REPLY))),
     "span": (
@@ -215,6 +217,25 @@ def harvest_fields(h: Harvest) -> tuple[object, ...]:
         h.free_tokens,
         h.evictable_tokens,
     )
+
+
+def decision_text(d: Decision) -> str:
+    """The fields of a decision as ``text_of`` writes them, behind the rank: a third of its time, on every iteration."""
+    pieces = ",".join([f"[{quoted(rid)},{prefix_len},{new_tokens}]" for rid, prefix_len, new_tokens in d.pieces])
+    chunked = "null" if d.chunked_rid is None else quoted(d.chunked_rid)
+    retracted = ",".join(map(quoted, d.retracted)) if d.retracted else ""
+    stall = f",{quoted(d.stall)}" if d.stall else ""
+    return f'{d.iteration},{d.slot},"{d.mode}",[{pieces}],[{retracted}],{chunked},"{d.state_digest}"{stall}'
+
+
+def harvest_text(h: Harvest) -> str:
+    """Likewise of a harvest."""
+    harvested = "null" if h.harvested is None else h.harvested
+    delivered = ",".join([f"[{quoted(rid)},{n}]" for rid, n in h.delivered])
+    finished = ",".join(map(quoted, h.finished)) if h.finished else ""
+    tokens = ",".join(map(str, h.token_ids))
+    left = f"{h.free_tokens},{h.evictable_tokens}"
+    return f"{h.iteration},{h.slot},{harvested},[{delivered}],[{finished}],[{tokens}],{left}"
 
 
 def ingested_fields(i: Ingested) -> tuple[object, ...]:

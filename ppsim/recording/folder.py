@@ -223,9 +223,9 @@ def open_run(run: str) -> Recording:
     Of a run that goes on, or whose every process was killed, what its ranks' files hold (``rank_file.py``).
     """
     path = find_recording(run)
-    if not path.is_file():
+    if path.name == RECORDING and has_ranks(path.parent):  # what else is there is of an earlier run
         recording = assemble(path.parent)
-        recording.stands = read_standing(path.parent)
+        recording.stands = read_standing(path.parent) or recording.stands
         return recording
     recording = read_recording(path)
     peer = path.with_name(PEER)
@@ -236,7 +236,7 @@ def open_run(run: str) -> Recording:
 
 def not_ended(folder: Path) -> Verdict:
     """Of a run without an end: what each rank was doing when it was last heard of."""
-    lines = [incomplete(folder) or UNDER_WAY, *stand_lines(read_standing(folder))]
+    lines = [incomplete(folder) or UNDER_WAY, *stand_lines(read_standing(folder) or assemble(folder).stands)]
     return Verdict("unknown", EXIT_UNKNOWN, "\n".join(lines))
 
 
@@ -254,12 +254,12 @@ def stand_lines(stands: Sequence[Stand]) -> list[str]:
 def read_verdict(run: str) -> Verdict:
     """The verdict beside a recording; unknown where there is only the recording."""
     path = find_recording(run).parent / VERDICT
+    if has_ranks(path.parent):
+        return not_ended(path.parent)
     try:
         fields = parse_json(path.read_text(encoding="utf-8"))
         return Verdict(**fields)
     except FileNotFoundError:
-        if has_ranks(path.parent):
-            return not_ended(path.parent)
         return Verdict("unknown", 5, f"{path} is missing")
     except (OSError, ValueError, TypeError) as error:
         raise RecordingError(str(path), 0, f"is not a verdict: {error}") from None

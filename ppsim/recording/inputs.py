@@ -17,11 +17,13 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ppsim.core.messages import AbortReq, FlushCache, Input, NewRequest, Shutdown
+from ppsim.core.outcome import Stand
 from ppsim.core.tokens import TokenBytes, pack
 from ppsim.errors import UsageError
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import INPUT_KINDS, Ingested, InputRecord, Observed, prompt_digest
 
+BEFORE_INPUTS = ("ingest", "client")  # in the words of either world for what a rank was doing
 TYPES = {kind: cls for cls, kind in INPUT_KINDS.items()}
 
 
@@ -47,6 +49,7 @@ class Inputs:
     num_decisions: Sequence[int]  # of each rank
     last_iteration: int
     delivered: Mapping[tuple[str, int], int]  # (request, n): its n-th token, by what ranks post-processed
+    stored: Mapping[int, Mapping[str, tuple[int | None, ...]]]  # iteration, request: statuses in the consensus store
 
     @property
     def num_requests(self) -> int:
@@ -64,6 +67,7 @@ def inputs_of(recording: Recording, known: Known = NOTHING) -> Inputs:
     begun = [record.iteration for mine in recording.decisions for record in mine[-1:]]
     begun += [o.iteration for mine in recording.observations for o in mine[-1:]]
     begun += [read.iteration for read in recording.ingestions[-1:]] + [s.iteration for s in recording.samples[-1:]]
+    begun += [stand.iteration for stand in recording.stands if has_read(stand)]
     return Inputs(
         inputs,
         observed,
@@ -72,7 +76,21 @@ def inputs_of(recording: Recording, known: Known = NOTHING) -> Inputs:
         [len(mine) for mine in recording.decisions],
         max(begun, default=-1),
         delivered_of(recording),
+        stored_of(recording),
     )
+
+
+def stored_of(recording: Recording) -> dict[int, dict[str, tuple[int | None, ...]]]:
+    """Statuses of all ranks behind each look into the consensus store; an older recording has none."""
+    found: dict[int, dict[str, tuple[int | None, ...]]] = {}
+    for stored in recording.stores:
+        found.setdefault(stored.iteration, {})[stored.rid] = stored.statuses
+    return found
+
+
+def has_read(stand: Stand) -> bool:
+    """Whether a rank that ended in the middle of an iteration had read its inputs; nothing is recorded of no inputs."""
+    return not any(word in stand.doing for word in BEFORE_INPUTS)
 
 
 def delivered_of(recording: Recording) -> dict[tuple[str, int], int]:

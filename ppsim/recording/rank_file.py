@@ -23,8 +23,8 @@ from ppsim.core.messages import Input
 from ppsim.core.tokens import TokenBytes
 from ppsim.errors import UsageError
 from ppsim.recording.codec import (
-    decision_fields,
-    harvest_fields,
+    decision_text,
+    harvest_text,
     ingested_fields,
     line_of,
     prompt_line,
@@ -38,6 +38,7 @@ from ppsim.recording.writer import header
 
 RANKS = "ranks"
 LAUNCH = "launch.jsonl"  # beside them: what was known before a rank started, opening arrivals and warnings
+PEER_RANKS = "prefill"  # two pipelines: below ``ranks/``, a folder like this one for the prefill side
 SUM_EVERY = 256
 
 
@@ -64,16 +65,21 @@ class RankFile:
     def add(self, line: str) -> None:
         self.waiting.append(line)
 
-    def flush(self) -> None:
-        """Put what waits into the file. Raises CannotRecord; what was written before stays."""
-        if not self.waiting:
+    def flush(self, *, is_batch: bool = False) -> None:
+        """Put what waits into the file. Raises CannotRecord; what was written before stays.
+
+        ``is_batch``: a sum closes it, so that a reader knows that all of it is there.
+        """
+        if not self.waiting and not is_batch:
             return
         self.num_lines += len(self.waiting)
-        self.waiting.append("")
-        text = "\n".join(self.waiting).encode("ascii")
-        self.waiting.clear()
+        text = b""
+        if self.waiting:
+            self.waiting.append("")
+            text = "\n".join(self.waiting).encode("ascii")
+            self.waiting.clear()
         self.digest.update(text)
-        if self.num_lines - self.summed >= SUM_EVERY:
+        if is_batch or self.num_lines - self.summed >= SUM_EVERY:
             self.summed = self.num_lines
             text += line_of("sum", self.num_lines, self.digest.hexdigest()).encode("ascii") + b"\n"
         self._write(text)
@@ -89,6 +95,10 @@ class RankFile:
         """The rank has ended by itself."""
         self.flush()
         self._write(line_of("end", self.num_lines, self.digest.hexdigest()).encode("ascii") + b"\n")
+        self.release()
+
+    def release(self) -> None:
+        """Nothing more is written, although the rank may not have ended."""
         with suppress(OSError):
             os.close(self.descriptor)
 
@@ -106,15 +116,19 @@ class KeptRecording(Recording):
 
     def decision(self, rank: int, decision: Decision) -> None:
         super().decision(rank, decision)
-        self.file.add(line_of("decision", rank, *decision_fields(decision)))
+        self.file.add(f'["decision",{rank},{decision_text(decision)}]')
 
     def harvest(self, rank: int, harvest: Harvest) -> None:
         super().harvest(rank, harvest)
-        self.file.add(line_of("harvest", rank, *harvest_fields(harvest)))
+        self.file.add(f'["harvest",{rank},{harvest_text(harvest)}]')
 
     def observed(self, rank: int, iteration: int, what: str, keys: tuple[str, ...], values: tuple[int, ...]) -> None:
         super().observed(rank, iteration, what, keys, values)
         self.file.add(line_of("observed", rank, *self.observations[rank][-1]))
+
+    def stored(self, iteration: int, rid: str, statuses: Sequence[int | None]) -> None:
+        super().stored(iteration, rid, statuses)
+        self.file.add(line_of("stored", *self.stores[-1]))
 
     def span(self, rank: int, stream: str, slot: int, iteration: int, start_ns: int, end_ns: int) -> None:
         super().span(rank, stream, slot, iteration, start_ns, end_ns)
@@ -191,10 +205,12 @@ def rank_path(folder: Path, rank: int) -> Path:
     return folder / RANKS / f"rank-{rank}.jsonl"
 
 
-def read_rank(path: Path) -> Recording:
+def read_rank(path: Path, max_sums: int | None = None, first: Recording | None = None) -> Recording:
     """What a rank has recorded, as far as its file goes; ``cuts`` says where it breaks off.
 
-    Raises RecordingError with the line for a file that is not of a rank, or was edited.
+    ``max_sums``: what stands behind so many sums is left out. ``first``: of a simulated run, what the first rank has
+    recorded, which others refer to. Raises RecordingError with the line for a file that is
+    not of a rank, or was edited.
     """
     records = read_records(path)
     begin = next(records, None)
@@ -202,12 +218,18 @@ def read_rank(path: Path) -> Recording:
         raise RecordingError(str(path), 0, "has no whole line yet, expected a recording")
     _, head = begin
     recording = read_header(str(path), text_of(head[0]))
+    if first is not None:
+        recording.decisions[0], recording.harvests[0] = first.decisions[0], first.harvests[0]
     put = Placer(recording)
-    number, is_whole = 1, False
+    number, is_whole, num_sums = 1, False, 0
     for number, (kind, fields) in enumerate(records, 2):
+        if num_sums == max_sums:
+            break
         if kind == "end":
             is_whole = True
-        elif kind != "sum":
+        elif kind == "sum":
+            num_sums += 1
+        else:
             try:
                 put(kind, fields)
             except LookupError as error:
@@ -283,18 +305,32 @@ def discard_ranks(folder: Path) -> None:
 
 def assemble(folder: Path) -> Recording:
     """The recording of a run from the files of its ranks, however far they go. Raises RecordingError."""
-    parts = {rank: read_rank(path) for rank, path in files_of(folder) if next(read_records(path), None) is not None}
     whole = read_rank(folder / RANKS / LAUNCH)
+    started = [(rank, path) for rank, path in files_of(folder) if next(read_records(path), None) is not None]
+    limit = None  # ranks of a simulation are written batch by batch, all at one moment of the run
+    if whole.world != "exec":
+        limit = min((num_sums(path) for _, path in started), default=0) if len(started) == whole.num_ranks else 0
+    parts: dict[int, Recording] = {}
+    for rank, path in started:
+        parts[rank] = read_rank(path, limit, parts.get(0) if limit is not None else None)
     for rank, part in parts.items():
         if header(part) != header(whole):
             raise RecordingError(str(rank_path(folder, rank)), 1, f"is of another run than {LAUNCH} beside it")
     for rank in range(whole.num_ranks):
         if rank in parts:
             whole.absorb(rank, parts[rank])
+            whole.stands += parts[rank].stands[-1:]  # where it was at the end of the last batch
         else:
             whole.cuts.append(f"rank {rank} has left no record: it had not started")
     whole.join_messages()
+    if has_ranks(folder / RANKS / PEER_RANKS):
+        whole.peer = assemble(folder / RANKS / PEER_RANKS)
     return whole
+
+
+def num_sums(path: Path) -> int:
+    """Batches that a file holds to their end."""
+    return sum(kind == "sum" for kind, _ in read_records(path))
 
 
 def files_of(folder: Path) -> list[tuple[int, Path]]:

@@ -32,6 +32,7 @@ from ppsim.recording.schema import (
     Sampled,
     Span,
     Stand,
+    Stored,
     TimedReply,
 )
 
@@ -161,6 +162,7 @@ class Placer:
             "span": lambda rank, *f: recording.spans[self.rank(rank)].append(Span(*f)),
             "arrival": lambda *f: recording.arrivals.append(Arrival(*f)),
             "ingested": lambda *f: recording.ingestions.append(Ingested(*f)),
+            "stored": lambda *f: recording.stores.append(Stored(*f)),
             "sampled": lambda *f: recording.samples.append(Sampled(*f)),
             "replies": self.replies,
             "visits": self.visits,

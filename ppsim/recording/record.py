@@ -29,6 +29,7 @@ from ppsim.recording.schema import (
     Sampled,
     Span,
     Stand,
+    Stored,
     TimedReply,
     input_record,
 )
@@ -58,6 +59,7 @@ class Recording:
         self.ingestions: list[Ingested] = []
         self.replies: list[TimedReply] = []
         self.samples: list[Sampled] = []
+        self.stores: list[Stored] = []  # statuses behind what the first rank read from the consensus store
         self.warnings: list[str] = []
         self.marks: list[Mark] = []  # in order of time; disaggregation only
         self.stands: list[Stand] = []  # of a run that failed: one a rank
@@ -92,6 +94,10 @@ class Recording:
         mine = self.observations[rank]
         nth = mine[-1].nth + 1 if mine and mine[-1].iteration == iteration else 0
         mine.append(Observed(iteration, nth, what, keys, values))
+
+    def stored(self, iteration: int, rid: str, statuses: Sequence[int | None]) -> None:
+        """The consensus store held these statuses of ``rid`` when the first rank looked."""
+        self.stores.append(Stored(iteration, rid, tuple([None if s is None else int(s) for s in statuses])))
 
     def span(self, rank: int, stream: str, slot: int, iteration: int, start_ns: int, end_ns: int) -> None:
         """A stream of a rank was busy in [start_ns, end_ns), at whatever time the world tells."""
@@ -164,6 +170,8 @@ class Recording:
         self.observations[rank].extend(part.observations[rank])
         self.spans[rank].extend(part.spans[rank])
         self.visits[rank].extend(part.visits[rank])
+        for key, messages in part.messages.items():
+            self.messages.setdefault(key, []).extend(messages)
         self.left[rank].extend(part.left[rank])
         self.came[rank].extend(part.came[rank])
         self.cuts.extend(part.cuts)
@@ -173,6 +181,8 @@ class Recording:
             self.arrivals.extend(part.arrivals)
             self.ingestions.extend(part.ingestions)
             self.replies.extend(part.replies)
+            self.stores.extend(part.stores)
+            self.marks.extend(part.marks)
         self.samples.extend(part.samples)
         for message in part.warnings:
             self.warn(message)

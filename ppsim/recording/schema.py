@@ -150,6 +150,17 @@ class Observed(NamedTuple):
     values: tuple[int, ...]
 
 
+class Stored(NamedTuple):
+    """What the consensus store held of ``rid`` when the first rank looked in ``iteration``: KVPoll of each rank.
+
+    None: nothing had arrived. What the rank concluded from them is among its observations.
+    """
+
+    iteration: int
+    rid: str
+    statuses: tuple[int | None, ...]
+
+
 WALL_CLOCK = "wall_clock"
 """The word of an ``Observed`` that no rank has asked for by an effect: a policy has read its rank's clock, in ns."""
 

@@ -18,8 +18,8 @@ from typing import TypeVar
 from ppsim.core.effects import Decision, Harvest
 from ppsim.errors import UsageError
 from ppsim.recording.codec import (
-    decision_fields,
-    harvest_fields,
+    decision_text,
+    harvest_text,
     ingested_fields,
     line_of,
     message_lines,
@@ -69,10 +69,12 @@ def lines(recording: Recording) -> Iterator[str]:
     for ingested in recording.ingestions:
         yield line_of("ingested", *ingested_fields(ingested))
     for rank in range(recording.num_ranks):
-        yield from rank_lines("decision", rank, recording.decisions, decision_fields)
-        yield from rank_lines("harvest", rank, recording.harvests, harvest_fields)
+        yield from rank_lines("decision", rank, recording.decisions, decision_text)
+        yield from rank_lines("harvest", rank, recording.harvests, harvest_text)
         for observed in recording.observations[rank]:
             yield line_of("observed", rank, *observed)
+        for stored in recording.stores if rank == 0 else ():
+            yield line_of("stored", *stored)
         for span in recording.spans[rank]:
             yield line_of("span", rank, *span)
     for rank in range(recording.num_ranks):
@@ -112,9 +114,7 @@ def header(recording: Recording) -> dict[str, object]:
     )
 
 
-def rank_lines(
-    kind: str, rank: int, lists: Sequence[Sequence[T]], fields: Callable[[T], tuple[object, ...]]
-) -> Iterator[str]:
+def rank_lines(kind: str, rank: int, lists: Sequence[Sequence[T]], text: Callable[[T], str]) -> Iterator[str]:
     """A rank's records of a kind; runs of records that it shares with rank 0 become one line."""
     first = lists[0]
     run_start = run_length = 0
@@ -126,6 +126,6 @@ def rank_lines(
         if run_length:
             yield line_of("same", rank, kind, run_start, run_length)
             run_length = 0
-        yield line_of(kind, rank, *fields(record))
+        yield f'["{kind}",{rank},{text(record)}]'
     if run_length:
         yield line_of("same", rank, kind, run_start, run_length)

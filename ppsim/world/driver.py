@@ -428,7 +428,11 @@ class SimulatedRank:
         if isinstance(observation, obs.Statuses | obs.Hits) and self.env.now < self.now:
             return BEHIND
         values = self._look(observation, effect.iteration)
-        self.setting.recording.observed(self.rank_id, effect.iteration, effect.what, effect.keys, values)
+        recording = self.setting.recording
+        recording.observed(self.rank_id, effect.iteration, effect.what, effect.keys, values)
+        if isinstance(observation, obs.Statuses):
+            for rid in effect.keys:
+                recording.stored(effect.iteration, rid, self.stored[rid])
         return Local(values, self.rank_id, effect.iteration)
 
     def _look(self, observation: obs.Observation, iteration: int) -> tuple[int, ...]:

@@ -4,28 +4,32 @@ Rule: a replayed rank takes every reply that the protocol does not determine fro
 (``ppsim.recording.inputs``), at the same logical time. Where the recording ends, it waits; where it asks for something
 else than the recorded rank did, it ends there, and the two records show both sides.
 
-Nobody judges here: what ended the recorded run at one rank (an error of the loop) ends this rank alone, as it does
-among processes, and the others go on as far as they can. So even what a rank did while another one was dying can be
-compared. Of two pipelines each is replayed by itself: what came from the other side is among the recorded replies.
+What ended the recorded run at one rank (an error of the loop) ends this rank alone, as it does among processes, and the
+others go on as far as they can; a rule that is found broken ends nobody (``replay_judge.py``). So even what a rank did
+while another one was dying can be compared. Of two pipelines each is replayed by itself: what came from the other side
+is among the recorded replies.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections import deque
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from simpy import Environment, Event
 
-from ppsim.check.client_watch import StopRun, Watch
-from ppsim.check.verdicts import verdict_of
+from ppsim.check.client_watch import Watch
 from ppsim.core import effects as fx
+from ppsim.core import observations as obs
+from ppsim.core.actions import FetchStored, LoadBack, WriteBack, WriteThrough
 from ppsim.core.agreed import Local
-from ppsim.core.errors import CoreError
+from ppsim.core.messages import NewRequest
+from ppsim.core.observations import CopyKey
 from ppsim.core.outcome import Verdict
 from ppsim.core.parts import Change
 from ppsim.core.rank import Rank
-from ppsim.errors import EXIT_UNKNOWN, ScenarioError, TraceError
+from ppsim.errors import ScenarioError, TraceError
 from ppsim.recording import PASS, Recording
 from ppsim.recording.inputs import Inputs, Known, inputs_of
 from ppsim.recording.schema import WALL_CLOCK, prompt_digest
@@ -36,18 +40,22 @@ from ppsim.scenario.tree import Links, Scenario
 from ppsim.workload import Workload, build_workload
 from ppsim.workload.local_facts import Facts
 from ppsim.workload.refusals import Refusal, Refusals
+from ppsim.world.blame import Hang, with_blame
 from ppsim.world.chance import decided
-from ppsim.world.choices import SeededChoices
+from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import ReplayClient, Sampler
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.driver import BLOCKED, Pending, SimulatedRank
-from ppsim.world.ending import deadlock
+from ppsim.world.ending import deadlock, first_cause, leftovers
 from ppsim.world.network import Network
+from ppsim.world.no_progress_bound import Bound
 from ppsim.world.pair.sides import DECODE, PREFILL, one_side
+from ppsim.world.replay_judge import Judge, JudgedObservers
 from ppsim.world.run_setting import Setting
 from ppsim.world.streams import Payload
 from ppsim.world.where_stuck import record_stands
 
+MAX_CLOCK_READS = 1024  # of one rank between two effects
 GLOO = Links()
 """Links of real processes: a send never blocks, its commit waits until the peer has taken the message. No times."""
 
@@ -70,7 +78,7 @@ class Until:
 
 @dataclass(slots=True)
 class Replayed:
-    """One pipeline, replayed. ``errors``: what ended a rank's loop, by rank. ``verdict``: a broken rule, a deadlock."""
+    """One pipeline, replayed. ``errors``: what ended a rank's loop, by rank. ``verdict``: by the rules of a run."""
 
     setting: Setting
     inputs: Inputs
@@ -100,6 +108,10 @@ class ReplayedRank(SimulatedRank):
         self.looks = (-2, 0)  # iteration, looks so far in it
         self.is_at_end = self.is_elsewhere = False
         self.error: Exception | None = None
+        self.observers: JudgedObservers = JudgedObservers()
+        self.observers.before(Bound(self).counts)  # not a rule: it keeps a rank from holding the world for ever
+        self.begun: set[CopyKey] = set()  # copies between the tiers of its cache that it has asked for
+        self.clock_reads: deque[int] = deque(maxlen=MAX_CLOCK_READS)  # what a twin beside it reads again
         if stop is not None and stop.rank == self.rank_id:
             self.observers.before(self._stops)
 
@@ -109,10 +121,13 @@ class ReplayedRank(SimulatedRank):
             yield from self._run()
         except Reached:
             raise
-        except Elsewhere:
+        except Elsewhere as parted:
             self.is_elsewhere = True
+            if self.setting.raised is parted:  # inside a policy: no error of the loop
+                self.setting.running = self.setting.raised = None
         except Exception as error:
             self.error = error
+            self.observers.failed(self, error)
         self.waits_for = None
 
     def _stops(self, effect: fx.Effect) -> None:
@@ -136,6 +151,9 @@ class ReplayedRank(SimulatedRank):
 
     def _observe(self, effect: fx.Observe) -> Any:
         found = self._look_up(effect.iteration, effect.what, effect.keys)
+        if isinstance(effect.observation, obs.Statuses):
+            held = self.inputs.stored.get(effect.iteration, {})
+            self.stored = {rid: list(statuses) for rid, statuses in held.items()}
         return found if isinstance(found, Pending) else Local(found, self.rank_id, effect.iteration)
 
     def _look_up(self, iteration: int, what: str, keys: tuple[str, ...]) -> tuple[int, ...] | Pending:
@@ -160,7 +178,12 @@ class ReplayedRank(SimulatedRank):
         found = self._look_up(self.rank.iteration, WALL_CLOCK, ())
         if isinstance(found, Pending):  # a policy cannot wait
             raise Elsewhere
+        self.clock_reads.append(found[0])
         return found[0]
+
+    def wall_clock_ns(self) -> int:
+        """For its twin, which asks as often as it does, right behind it."""
+        return self.clock_reads.popleft() if self.clock_reads else 0
 
     def _launch(self, effect: fx.Launch) -> Payload | Pending:
         key = (effect.batch.iteration, effect.batch.slot)
@@ -195,9 +218,29 @@ class ReplayedRank(SimulatedRank):
 
     def _act(self, effect: fx.Act) -> None:
         """What comes of it is among the recorded replies."""
+        if isinstance(effect.action, WriteThrough | WriteBack | LoadBack | FetchStored):
+            self.begun.add(effect.action.key)
 
     def _reply(self, effect: fx.Reply) -> None:
         self.setting.recording.reply(self.now, effect)
+
+    # --- what the judge asks: facts of the recorded world, of which nobody here knows more than the rank has seen ---
+
+    def copy(self, key: CopyKey) -> tuple[int, int] | None:
+        """That it was begun; when it was over is not recorded, so no look at it is too early."""
+        return (0, 0) if key in self.begun else None
+
+    def transfer_of(self, rid: str) -> int | None:
+        return None
+
+    def status_of(self, rank_id: int, rid: str) -> int | None:
+        return None
+
+    def first_sampled(self, request: NewRequest) -> int | None:
+        return None
+
+    def sender_failed_ns(self, rid: str) -> int | None:
+        return None
 
 
 # --- a run ---------------------------------------------------------------------------------------------------------
@@ -237,35 +280,61 @@ def replay(
 def replay_one(
     recorded: Recording, scenario: Scenario, change: Change, known: Known, until: Until | None = None
 ) -> Replayed:
-    """One pipeline, with the ranks of ``change``."""
-    inputs = inputs_of(recorded, known)
-    env = ChoosingEnvironment(SeededChoices(scenario.seed))
-    setting = setting_of(scenario, recorded, inputs)
+    """One pipeline, with the ranks of ``change``, judged by the rules that the scenario asks for."""
+    inputs, choices = inputs_of(recorded, known), SeededChoices(scenario.seed)
+    result = replay_once(recorded, scenario, change, inputs, choices, until)
+
+    def again(repeated: Choices, hang: Hang) -> Verdict:
+        return replay_once(recorded, scenario, change, inputs, repeated, None, hang).verdict
+
+    result.verdict = with_blame(result.verdict, scenario, choices, change, again)
+    return result
+
+
+def replay_once(
+    recorded: Recording,
+    scenario: Scenario,
+    change: Change,
+    inputs: Inputs,
+    choices: Choices,
+    until: Until | None,
+    hang: Hang | None = None,
+) -> Replayed:
+    """The replay itself. ``hang``: looks at the ranks ahead of the judge."""
+    env = ChoosingEnvironment(choices)
+    setting = setting_of(scenario, recorded, inputs, choices)
     setting.surroundings = change.surroundings()
-    cluster = scenario.cluster
+    cluster, ranks = scenario.cluster, list[ReplayedRank]()
     for pp_rank in range(cluster.pp_size):
         for tp_rank in range(cluster.tp_replicas):
             rank = change.rank(rank_config(scenario, pp_rank, tp_rank))
-            setting.ranks.append(ReplayedRank(env, setting, rank, inputs, until))
-    for simulated in setting.ranks:
+            ranks.append(ReplayedRank(env, setting, rank, inputs, until))
+    setting.ranks.extend(ranks)
+    if hang is not None:
+        hang(setting)
+    judge = Judge(setting, [r.observers for r in ranks], of_processes=recorded.world == "exec")
+    if until is None:
+        judge.watch()
+    for simulated in ranks:
         env.process(simulated.run())
     result = Replayed(setting, inputs)
     try:
         run_until_quiet(env)
     except Reached:
         result.is_reached = True
-    conclude(result)
+    conclude(result, ranks, judge)
     return result
 
 
-def setting_of(scenario: Scenario, recorded: Recording, inputs: Inputs) -> Setting:
+def setting_of(scenario: Scenario, recorded: Recording, inputs: Inputs, choices: Choices) -> Setting:
     """What the ranks share. Real links are those of gloo, whatever the scenario says of simulated ones."""
-    choices, nothing = SeededChoices(scenario.seed), Workload(())
+    nothing = Workload(())
     links = GLOO if recorded.world == "exec" else scenario.links
     cluster = scenario.cluster
     recording = Recording(
         cluster.pp_size, tp_replicas=cluster.tp_replicas, name=scenario.name, seed=scenario.seed, world="replay"
     )
+    recording.arrivals = list(recorded.arrivals)  # all of them must have been answered in the end
     return Setting(
         scenario=scenario,
         cost=stage_cost(scenario),
@@ -279,20 +348,15 @@ def setting_of(scenario: Scenario, recorded: Recording, inputs: Inputs) -> Setti
     )
 
 
-def conclude(result: Replayed) -> None:
-    """What the replay itself has come to: the first error of a loop, or ranks that wait for one another."""
+def conclude(result: Replayed, ranks: Sequence[ReplayedRank], judge: Judge) -> None:
+    """What the replay has come to: the first thing that is wrong, or ranks that wait for one another, or a leftover."""
     setting = result.setting
-    ranks = [r for r in setting.ranks if isinstance(r, ReplayedRank)]
     result.errors = {r.rank_id: r.error for r in ranks if r.error is not None}
     record_stands(setting)
     if result.is_reached:
         return
-    if result.errors:
-        first = min(result.errors, key=lambda rank: (setting.ranks[rank].rank.iteration, rank))
-        error = result.errors[first]
-        if isinstance(error, CoreError | StopRun):
-            result.verdict = verdict_of(error, setting.ranks[first], "")
-        else:
-            result.verdict = Verdict("fail", EXIT_UNKNOWN, f"rank {first}: {type(error).__name__}: {error}", rank=first)
-    elif not any(r.is_at_end or r.is_elsewhere for r in ranks):
-        result.verdict = deadlock(setting) or PASS
+    found = judge.first()
+    if found is None and not any(r.is_at_end or r.is_elsewhere for r in ranks):
+        found = deadlock(setting) or leftovers(setting)
+    if found is not None:
+        result.verdict = first_cause(found, setting)

@@ -29,14 +29,16 @@ from ppsim.core.rank import Plan, Rank
 from ppsim.errors import PpsimError, RankDied
 from ppsim.plugin import load
 from ppsim.plugin.plans import behind
-from ppsim.recording import Recording
+from ppsim.recording import Recording, Verdict
 from ppsim.recording.agreement import disagreement
 from ppsim.recording.diff import first_difference
-from ppsim.recording.folder import RunFolder, open_run, read_verdict
+from ppsim.recording.folder import RunFolder, open_run, read_verdict, write_run
 from ppsim.recording.rank_file import CannotRecord, RankFile, assemble, has_ranks, rank_path, read_rank, read_records
 from ppsim.recording.reader import RecordingError
 from ppsim.recording.standing import read_standing
+from ppsim.recording.summary import summarize
 from ppsim.scenario import Scenario
+from ppsim.world import simulate
 from ppsim.world.replayed import replay
 from tests.executor.small import small_scenario
 from tests.executor.test_launch import ROOT, endless, is_alive, wait_until
@@ -149,25 +151,60 @@ def waits_for_nothing(rank: Rank) -> Effects[None]:
         yield from rank.link.receive(Check, 0, Lane.CHECK, rank.iteration, rank.slot)
 
 
-def long_request() -> Scenario:
+def long_request(run: dict[str, Any] | None = None) -> Scenario:
     requests = [{"rid": "R1", "at_iteration": 0, "prompt": 20, "output": 30}]
-    return small_scenario(workload={"source": "requests", "requests": requests})
+    return small_scenario(workload={"source": "requests", "requests": requests}, run=run or {})
 
 
-def test_a_hang_on_processes_replays_to_the_same_wait_for_cycle(tmp_path: Path) -> None:
-    mine = f"{__name__}:WaitsForNothing"
-    result = execute(long_request(), start_method="forkserver", folder=tmp_path, changes=(mine,), stall_s=1.0)
-    assert result.verdict.kind == "fail"
-    assert "deadlock: " in result.verdict.message
-    there = wait_cycle({stand.rank: stand.waits_for for stand in result.recording.stands})
-    recorded, out = replays(tmp_path, long_request(), mine)
+class WaitsForEachOther(Loop):
+    """Every rank waits for a word of the other one before it gives its own."""
+
+    def plan(self) -> Plan:
+        return behind(super().plan(), "launch_batch", waits_for_each_other)
+
+
+def waits_for_each_other(rank: Rank) -> Effects[None]:
+    if rank.iteration == 3:
+        yield from rank.link.receive(Check, 1 - rank.config.pp_rank, Lane.CHECK, 3, rank.slot)
+
+
+HANGS = {"WaitsForNothing": ("INV-31", 1), "WaitsForEachOther": ("INV-40", 3)}
+
+
+def place_of(verdict: Verdict) -> tuple[object, ...]:
+    return verdict.kind, verdict.invariant, verdict.exit_code, verdict.rank, verdict.iteration
+
+
+@pytest.mark.parametrize("watchdog_ms", [0, 1500])
+@pytest.mark.parametrize("name", HANGS)
+def test_a_hang_ends_alike_on_processes_in_simulation_and_in_the_replay(
+    name: str, watchdog_ms: int, tmp_path: Path
+) -> None:
+    """The same rule, exit code, place and circle of ranks: whether a message is owed, or all are before their sends."""
+    mine = f"{__name__}:{name}"
+    run = {"watchdog_ms": watchdog_ms}
+    scenario = long_request(run)
+    folder = tmp_path
+    stall_s = 60.0 if watchdog_ms else 1.0
+    result = execute(scenario, start_method="forkserver", folder=folder, changes=(mine,), stall_s=stall_s)
+    simulated = simulate(scenario, change=load((mine,)).change)
+    recorded, out = replays(folder, scenario, mine)
+    assert (result.verdict.invariant, result.verdict.exit_code) == HANGS[name]
+    assert place_of(result.verdict) == place_of(simulated.verdict) == place_of(out.verdict)
     assert recorded.origin.changes == (mine,)
-    assert out.verdict.exit_code == 3
-    assert wait_cycle({stand.rank: stand.waits_for for stand in out.recording.stands}) == there == (0, 1)
-    assert [(s.rank, s.iteration) for s in recorded.stands] == [(s.rank, s.iteration) for s in out.recording.stands]
-    done = ppsim("replay", str(tmp_path))
-    assert done.exit_code == 3, done.output
+    runs = (result.recording, simulated.recording, out.recording)
+    cycles = [wait_cycle({stand.rank: stand.waits_for for stand in made.stands}) for made in runs]
+    assert cycles == [(0, 1)] * 3
+    assert [(s.rank, s.iteration) for s in result.recording.stands] == [
+        (s.rank, s.iteration) for s in out.recording.stands
+    ]
+    summary = summarize(result.recording, result.verdict)
+    write_run(RunFolder(folder), scenario.model_dump(mode="json"), result.recording, summary, result.verdict)
+    done = ppsim("replay", str(folder))
+    assert done.exit_code == HANGS[name][1], done.output
     assert "recorded wait-for cycle: 0 -> 1 -> 0; the same in the replay" in done.stdout
+    rank, iteration = result.verdict.rank, result.verdict.iteration
+    assert f"verdict: {HANGS[name][0]} at rank {rank}, iteration {iteration}, as recorded" in done.stdout
 
 
 class Raises(Loop):

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ppsim.core.effects import Decision, Harvest
 from ppsim.core.messages import NewRequest
 from ppsim.core.tokens import pack
 from ppsim.recording import Recording
+from ppsim.recording.codec import decision_fields, decision_text, harvest_fields, harvest_text, line_of
 from ppsim.recording.diff import first_difference
 from ppsim.recording.digest import run_digest
 from ppsim.recording.reader import RecordingError, read_lines, read_recording
@@ -256,3 +258,14 @@ def test_parts_recorded_by_single_ranks_become_the_whole_recording(tmp_path: Pat
     for rank, part in enumerate(parts):
         merged.absorb(rank, part)
     assert written(merged, tmp_path / "a") == written(whole, tmp_path / "b")
+
+
+def test_records_that_are_put_into_text_by_hand_have_the_form_of_all_others() -> None:
+    names = ("R1", 'say "e\u0301\n"', "\U0001f600\\", "\x00\x7f", "")
+    for n, name in enumerate(names):
+        pieces = tuple((other, n, n + 1) for other in names[:n])
+        made = Decision(n, n % 2, "mixed", pieces, names[n:], name if n % 2 else None, "0f" * 8, "closed" * (n % 3))
+        assert f'["decision",{n},{decision_text(made)}]' == line_of("decision", n, *decision_fields(made))
+        places = tuple((other, k) for k, other in enumerate(names[:n]))
+        ended = Harvest(n, n % 2, n if n % 2 else None, places, names[n:], tuple(range(n)), 5, n)
+        assert f'["harvest",{n},{harvest_text(ended)}]' == line_of("harvest", n, *harvest_fields(ended))
