@@ -1,7 +1,7 @@
 """What each rank is doing, in memory that the launcher can read even after the rank was killed.
 
 cell 0   1 + place of the effect in ``EFFECTS``; 0 while the rank starts; -1 between two
-cell 1   iteration
+cell 1   iteration, -1 before the first
 cell 2   peer of a send or receive, else -1
 cell 3   number of effects so far: it stands still where the rank does
 cell 4   requests that got their terminal reply (first rank)
@@ -58,6 +58,12 @@ DOING = {
     CODE[Launch]: "running a forward pass",
     CODE[AwaitTokens]: "waiting for sampled tokens",
     CODE[AwaitLocal]: "waiting for a local fact",
+    CODE[Drop]: "giving up a send",
+    CODE[Observe]: "looking at what it alone can see",
+    CODE[Act]: "asking its surroundings for something",
+    CODE[Reply]: "answering a client",
+    CODE[Decided]: "writing down a decision",
+    CODE[Harvested]: "writing down a harvest",
 }
 NUM_CELLS = 8
 
@@ -79,6 +85,8 @@ class Status:
         else:
             make_standing(folder, pp_size, NUM_CELLS, self.num_slots, words())
             self.cells = map_standing(folder)
+        for rank in range(pp_size):
+            self.cells[rank * NUM_CELLS + 1] = -1  # before its first iteration
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process: it maps the file itself."""
@@ -152,11 +160,10 @@ class Status:
     def describe(self, rank: int) -> str:
         """For a sentence: "waiting for a message from rank 1 in iteration 7"."""
         code, iteration, peer, *_ = self.cells[rank * NUM_CELLS : (rank + 1) * NUM_CELLS]
-        doing = DOING.get(code, EFFECTS[code - 1].__name__).format(peer=peer)
-        return doing if iteration < 0 or code == STARTING else f"{doing} in iteration {iteration}"
+        doing = DOING[code].format(peer=peer)
+        return doing if iteration < 0 else f"{doing} in iteration {iteration}"
 
 
 def words() -> dict[int, tuple[str, bool]]:
     """By code: what a rank does, and whether it waits for the peer in its cell."""
-    every = {code: effect.__name__ for effect, code in CODE.items()} | DOING
-    return {code: (text, code in WAITING) for code, text in every.items()}
+    return {code: (text, code in WAITING) for code, text in DOING.items()}

@@ -78,10 +78,6 @@ class Transport:
             for handle in sent.handles:
                 handle.wait()
 
-    def drop(self, work: Work) -> None:
-        """A rank gives up a buffer that a peer may still be reading. On real links that is memory corruption."""
-        raise self.misuse("commit before a send buffer is given up", f"drop of work {work}")
-
     def recv(self, src: int, lane: Lane) -> Message:
         """Block until the next message of ``lane`` from ``src`` is here."""
         tag = TAG[lane]
@@ -114,7 +110,8 @@ class Transport:
             dist.barrier()
 
     def misuse(self, expected: str, came: str) -> ProtocolError:
-        return ProtocolError(self.rank, -1, -1, expected, came, f"rank {self.rank} broke the rules of sends")
+        blame = f"rank {self.rank} broke the rules of sends"
+        return ProtocolError(self.rank, -1, -1, expected, came, blame, "INV-38")
 
 
 def split(message: Message) -> tuple[Message, torch.Tensor | None]:

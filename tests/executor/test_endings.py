@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -29,13 +32,32 @@ from ppsim.core.rank import Plan, Rank
 from ppsim.errors import PpsimError, RankDied
 from ppsim.plugin import load
 from ppsim.plugin.plans import behind
-from ppsim.recording import Recording
+from ppsim.recording import PASS, Recording
 from ppsim.recording.agreement import disagreement
 from ppsim.recording.diff import first_difference
-from ppsim.recording.folder import RunFolder, open_run, read_verdict
-from ppsim.recording.rank_file import CannotRecord, RankFile, assemble, has_ranks, rank_path, read_rank, read_records
+from ppsim.recording.folder import (
+    CONFIG,
+    RECORDING,
+    RunFolder,
+    incomplete,
+    open_run,
+    read_verdict,
+    write_config,
+    write_run,
+)
+from ppsim.recording.rank_file import (
+    LAUNCH,
+    CannotRecord,
+    RankFile,
+    assemble,
+    has_ranks,
+    rank_path,
+    read_rank,
+    read_records,
+)
 from ppsim.recording.reader import RecordingError
 from ppsim.recording.standing import read_standing
+from ppsim.recording.writer import write_recording
 from ppsim.scenario import Scenario
 from ppsim.world.replayed import replay
 from tests.executor.small import small_scenario
@@ -217,6 +239,138 @@ def test_a_whole_run_is_on_file_as_it_is_in_memory(tmp_path: Path) -> None:
     ((_, mine, out),) = replay(recorded, scenario, load().change)
     assert disagreement(mine, out.recording, is_whole=True) is None
     assert [stand.doing for stand in read_standing(tmp_path)] == ["done", "done"]
+
+
+# --- a whole run of the command whose files take no more --------------------------------------------------------------
+
+LONG = {"rid": "R1", "at_iteration": 0, "prompt": 20, "output": 60}
+
+
+def begin(place: Path, limit_bytes: int | None = None) -> subprocess.Popen[str]:
+    """``ppsim exec`` on four ranks into ``place``/run; none of its processes may write a file of more bytes."""
+    write_config(place, long_scenario().model_dump(mode="json"))
+
+    def limit() -> None:
+        if limit_bytes is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+
+    command = [sys.executable, "-m", "ppsim", "exec", str(place / CONFIG), "--out", str(place / "run")]
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=limit
+    )
+
+
+def long_scenario() -> Scenario:
+    return small_scenario(cluster={"pp_size": 4}, workload={"source": "requests", "requests": [LONG]})
+
+
+def told(command: subprocess.Popen[str]) -> str:
+    """The one message with which it ends."""
+    _, stderr = command.communicate(timeout=120)
+    assert command.returncode == 2, stderr
+    assert "Traceback" not in stderr
+    (line,) = [line for line in stderr.splitlines() if line.startswith("ppsim: ")]
+    return line
+
+
+def read_and_replayed(folder: Path) -> Recording:
+    """The commands read what is left, and so does the simulator."""
+    for command in (["show", str(folder)], ["replay", str(folder)], ["diff", str(folder), str(folder)]):
+        done = ppsim(*command)
+        assert done.exit_code == 0, done.output
+    assert incomplete(folder)
+    return replays(folder, long_scenario())[0]
+
+
+@pytest.fixture(scope="module")
+def sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """Bytes of the files of such a run that meets no limit."""
+    folder = tmp_path_factory.mktemp("free")
+    write_recording(execute(long_scenario(), start_method="forkserver", folder=folder).recording, folder / RECORDING)
+    return {path.name: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
+
+
+def test_a_limit_that_no_file_of_a_run_fits_in_is_told_before_anything_starts(tmp_path: Path) -> None:
+    line = told(begin(tmp_path, 1000))
+    assert line == f"ppsim: {tmp_path}/run/{CONFIG}: cannot be written: File too large"
+
+
+@pytest.mark.slow
+def test_a_limit_that_a_rank_reaches_names_its_file_and_leaves_what_was_written(
+    sizes: dict[str, int], tmp_path: Path
+) -> None:
+    limit = sizes["rank-0.jsonl"] // 2
+    line = told(begin(tmp_path, limit))
+    assert re.fullmatch(rf"ppsim: {tmp_path}/run/ranks/rank-\d.jsonl: cannot be written: File too large", line)
+    recorded = read_and_replayed(tmp_path / "run")
+    assert len(recorded.decisions[0]) > 20
+    assert "File too large" in read_verdict(str(tmp_path / "run")).message
+
+
+@pytest.mark.slow
+def test_a_recording_that_finds_no_room_as_a_whole_stays_in_the_files_of_the_ranks(
+    sizes: dict[str, int], tmp_path: Path
+) -> None:
+    largest = max(size for name, size in sizes.items() if name.startswith("rank-"))
+    assert sizes[RECORDING] > 1.2 * largest
+    line = told(begin(tmp_path, (largest + sizes[RECORDING]) // 2))
+    assert line == f"ppsim: {tmp_path}/run/{RECORDING}: cannot be written: File too large"
+    recorded = read_and_replayed(tmp_path / "run")
+    assert recorded.cuts == []  # all of it is there
+    assert read_verdict(str(tmp_path / "run")).kind == "pass"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("full", [LAUNCH, "rank-2.jsonl"])
+def test_a_full_disk_is_told_by_the_file_that_found_no_room(full: str, tmp_path: Path) -> None:
+    """The file of a rank is made to be one on a full disk as soon as the command has begun, seconds before the rank."""
+    ranks = tmp_path / "run" / "ranks"
+    if full == LAUNCH:
+        ranks.mkdir(parents=True)
+        (ranks / full).symlink_to("/dev/full")
+    command = begin(tmp_path)
+    if full != LAUNCH:
+        wait_until(lambda: (ranks / LAUNCH).is_file(), 60)
+        (ranks / full).symlink_to("/dev/full")
+    assert told(command) == f"ppsim: {ranks / full}: cannot be written: No space left on device"
+    if full != LAUNCH:
+        recorded = read_and_replayed(tmp_path / "run")
+        assert "rank 2 has left no record: it had not started" in recorded.cuts
+
+
+def test_what_is_behind_half_a_line_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full, and then it is not: nobody could read what came after."""
+    file = RankFile(tmp_path / "rank-0.jsonl", Recording(1), 0)
+    write = os.write
+
+    def half(descriptor: int, text: bytes) -> int:
+        if len(text) < 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, text[: len(text) // 2])
+
+    monkeypatch.setattr(os, "write", half)
+    file.add('["sampled",0,0,[7]]')
+    with pytest.raises(CannotRecord, match="No space left"):
+        file.flush()
+    monkeypatch.undo()
+    file.add('["sampled",1,0,[8]]')
+    with pytest.raises(CannotRecord, match="No space left"):
+        file.flush()
+    with pytest.raises(CannotRecord):
+        file.close()
+    assert read_rank(file.path).samples == []
+
+
+def test_a_run_into_the_folder_of_another_one_leaves_nothing_of_it(tmp_path: Path) -> None:
+    """Killed, it would be taken for the earlier one."""
+    scenario = long_request()
+    earlier = execute(scenario, start_method="forkserver").recording
+    write_run(RunFolder(tmp_path), {}, earlier, {"digest": None}, PASS)
+    with pytest.raises(RankDied):
+        execute(endless(2), start_method="forkserver", folder=tmp_path, progress=Killer(tmp_path, 1, 2))
+    assert open_run(str(tmp_path)).decisions[0] != earlier.decisions[0]
+    assert read_verdict(str(tmp_path)).kind == "unknown"
 
 
 # --- the file of a rank, without processes -------------------------------------------------------------------------

@@ -45,8 +45,9 @@ def ends_of(tmp_path: Path, bug: str, raw: dict[str, Any] = TIGHT) -> Ends:
     return both_ends(*saved(tmp_path, bug, raw), Terms(), "forkserver")
 
 
-def test_a_broken_rule_is_found_by_the_same_rule_at_the_same_place(tmp_path: Path) -> None:
-    ends = ends_of(tmp_path, "local_capacity")
+@pytest.mark.parametrize("bug", ["local_capacity", "buffers_given_up"])
+def test_a_broken_rule_is_found_by_the_same_rule_at_the_same_place(bug: str, tmp_path: Path) -> None:
+    ends = ends_of(tmp_path, bug)
     assert ends.same
     assert ends.real.exit_code == EXIT_SAFETY
     found = [(v.invariant, v.rank, v.iteration, v.slot) for v in (ends.real, ends.simulated)]
