@@ -59,13 +59,16 @@ def place_of(verdict: Verdict) -> tuple[int, int]:
     return verdict.iteration or 0, verdict.rank or 0
 
 
-def deadlock(status: Status, what: str, configs: Sequence[RankConfig]) -> Verdict:
-    """All ranks wait for one another. The least advanced of them is named, or who owes a message, as in the simulated
-    world. ``configs``: of all ranks."""
+def deadlock(status: Status, what: str, configs: Sequence[RankConfig], reports: Mapping[int, Report] = {}) -> Verdict:
+    """All ranks wait for one another. The least advanced of them is named, or who owes a message, or who has parted
+    from a right rank, as in the simulated world. ``configs``: of all ranks; ``reports``: of those that could say what
+    they have seen."""
     iteration, rank = min((status.iteration(rank), rank) for rank in range(status.pp_size))
     where = Place("INV-40", rank, iteration, max(iteration, 0) % configs[rank].num_slots)
     came = status.describe(rank)
-    return judged(broken(where, f"deadlock: {what}", came=came, code=EXIT_LIVENESS), (), status.waits(configs))
+    verdict = broken(where, f"deadlock: {what}", came=came, code=EXIT_LIVENESS)
+    departures = [mine.departure for mine in reports.values() if mine.departure is not None]
+    return judged(verdict, departures if len(reports) == status.pp_size else (), status.waits(configs))
 
 
 def verdict_of_stall(reports: Mapping[int, Report], pp_size: int, verdict: Verdict) -> Verdict:

@@ -179,8 +179,8 @@ def execute(
     except Stalled as stall:
         cycle = wait_cycle(peers_of(status, pulse))
         what = "\n".join([str(stall), *cycle_lines(cycle)])
-        verdict = deadlock(status, what, configs)
         ranks.ask()
+        verdict = deadlock(status, what, configs, ranks.reports)
         recording = gathered(recording, ranks, folder)
         recording.stands = status.stands()
         verdict = verdict_of_stall(ranks.reports, pp_size, verdict)

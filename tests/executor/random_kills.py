@@ -100,7 +100,6 @@ class Run:
                 env={**os.environ, name: value, "TMPDIR": str(self.temporary)},
                 stdout=subprocess.DEVNULL,
                 stderr=err,
-                start_new_session=True,
             )
         self.began = time.monotonic()
         self.cells: memoryview | None = None
@@ -123,7 +122,7 @@ class Run:
 
     def map_cells(self) -> memoryview | None:
         """The memory in which ranks say what they do; it stays when the file is removed."""
-        if self.cells is None and (self.folder / STANDING).is_file():
+        if self.cells is None and is_written(self.folder / STANDING):
             with (self.folder / STANDING).open("rb") as file:
                 self.cells = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
         return self.cells
@@ -137,6 +136,10 @@ class Run:
         (copy / STANDING).parent.mkdir(parents=True, exist_ok=True)
         (copy / STANDING).write_bytes(cells.tobytes())
         return read_standing(copy)
+
+
+def is_written(path: Path) -> bool:
+    return path.is_file() and path.stat().st_size > 0
 
 
 def read(path: str) -> bytes:
@@ -194,7 +197,7 @@ def shared_memory_of(pids: list[int]) -> set[str]:
 
 def wait_for(plan: Plan, run: Run, pp_size: int) -> int:
     """The process to kill, as soon as its moment has come."""
-    until = time.monotonic() + 120
+    until = time.monotonic() + 240
     while time.monotonic() < until:
         assert run.process.poll() is None, f"ended by itself: {run.stderr}"
         stands, ranks = run.stood(), run.ranks()

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,10 +55,10 @@ from ppsim.recording.rank_file import (
     rank_path,
     read_rank,
     read_records,
+    write_launch,
 )
 from ppsim.recording.reader import RecordingError
 from ppsim.recording.standing import read_standing
-from ppsim.recording.writer import write_recording
 from ppsim.scenario import Scenario
 from ppsim.world.replayed import replay
 from tests.executor.small import small_scenario
@@ -243,34 +244,37 @@ def test_a_whole_run_is_on_file_as_it_is_in_memory(tmp_path: Path) -> None:
 
 # --- a whole run of the command whose files take no more --------------------------------------------------------------
 
-LONG = {"rid": "R1", "at_iteration": 0, "prompt": 20, "output": 60}
 
-
-def begin(place: Path, limit_bytes: int | None = None) -> subprocess.Popen[str]:
-    """``ppsim exec`` on four ranks into ``place``/run; none of its processes may write a file of more bytes."""
-    write_config(place, long_scenario().model_dump(mode="json"))
-
-    def limit() -> None:
-        if limit_bytes is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
-
-    command = [sys.executable, "-m", "ppsim", "exec", str(place / CONFIG), "--out", str(place / "run")]
-    return subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, preexec_fn=limit
+def limited(place: Path, limit_bytes: int) -> str:
+    """``ppsim exec`` into ``place``/run, none of whose processes may write a file of more bytes: what it says."""
+    write_config(place, long_request().model_dump(mode="json"))
+    done = subprocess.run(
+        [sys.executable, "-m", "ppsim", "exec", str(place / CONFIG), "--out", str(place / "run")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes)),
     )
+    return told(done.returncode, done.stderr)
 
 
-def long_scenario() -> Scenario:
-    return small_scenario(cluster={"pp_size": 4}, workload={"source": "requests", "requests": [LONG]})
-
-
-def told(command: subprocess.Popen[str]) -> str:
+def told(code: int, stderr: str) -> str:
     """The one message with which it ends."""
-    _, stderr = command.communicate(timeout=120)
-    assert command.returncode == 2, stderr
+    assert code == 2, stderr
     assert "Traceback" not in stderr
     (line,) = [line for line in stderr.splitlines() if line.startswith("ppsim: ")]
     return line
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The same command in this process, with ranks from the warm server."""
+    import executor.launch
+
+    monkeypatch.setattr(executor.launch, "execute", partial(execute, start_method="forkserver"))
+    write_config(tmp_path, long_request().model_dump(mode="json"))
+    return ["exec", str(tmp_path / CONFIG), "--out", str(tmp_path / "run")]
 
 
 def read_and_replayed(folder: Path) -> Recording:
@@ -279,64 +283,71 @@ def read_and_replayed(folder: Path) -> Recording:
         done = ppsim(*command)
         assert done.exit_code == 0, done.output
     assert incomplete(folder)
-    return replays(folder, long_scenario())[0]
+    return replays(folder, long_request())[0]
 
 
-@pytest.fixture(scope="module")
-def sizes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
-    """Bytes of the files of such a run that meets no limit."""
-    folder = tmp_path_factory.mktemp("free")
-    write_recording(execute(long_scenario(), start_method="forkserver", folder=folder).recording, folder / RECORDING)
-    return {path.name: path.stat().st_size for path in folder.rglob("*") if path.is_file()}
-
-
-def test_a_limit_that_no_file_of_a_run_fits_in_is_told_before_anything_starts(tmp_path: Path) -> None:
-    line = told(begin(tmp_path, 1000))
+def test_a_limit_in_which_no_file_of_a_run_finds_room_is_told_before_anything_starts(tmp_path: Path) -> None:
+    line = limited(tmp_path, 1000)
     assert line == f"ppsim: {tmp_path}/run/{CONFIG}: cannot be written: File too large"
 
 
 @pytest.mark.slow
-def test_a_limit_that_a_rank_reaches_names_its_file_and_leaves_what_was_written(
-    sizes: dict[str, int], tmp_path: Path
-) -> None:
-    limit = sizes["rank-0.jsonl"] // 2
-    line = told(begin(tmp_path, limit))
-    assert re.fullmatch(rf"ppsim: {tmp_path}/run/ranks/rank-\d.jsonl: cannot be written: File too large", line)
+def test_a_limit_that_a_rank_reaches_names_its_file_and_leaves_what_was_written(tmp_path: Path) -> None:
+    free = tmp_path / "free"
+    free.mkdir()
+    execute(long_request(), start_method="forkserver", folder=free)
+    whole = min(rank_path(free, rank).stat().st_size for rank in (0, 1))
+    line = limited(tmp_path, whole // 2)
+    assert re.fullmatch(rf"ppsim: {tmp_path}/run/ranks/rank-[01].jsonl: cannot be written: File too large", line)
     recorded = read_and_replayed(tmp_path / "run")
-    assert len(recorded.decisions[0]) > 20
+    assert 5 < len(recorded.decisions[0]) < len(assemble(free).decisions[0])
     assert "File too large" in read_verdict(str(tmp_path / "run")).message
 
 
-@pytest.mark.slow
 def test_a_recording_that_finds_no_room_as_a_whole_stays_in_the_files_of_the_ranks(
-    sizes: dict[str, int], tmp_path: Path
+    quick: list[str], tmp_path: Path
 ) -> None:
-    largest = max(size for name, size in sizes.items() if name.startswith("rank-"))
-    assert sizes[RECORDING] > 1.2 * largest
-    line = told(begin(tmp_path, (largest + sizes[RECORDING]) // 2))
+    """The command may write what is known of a run beforehand, and no recording."""
+    execute(long_request(), start_method="forkserver")  # the server of the ranks meets no limit
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, before[1]))
+    try:
+        done = ppsim(*quick)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    line = told(done.exit_code, done.stderr)
     assert line == f"ppsim: {tmp_path}/run/{RECORDING}: cannot be written: File too large"
-    recorded = read_and_replayed(tmp_path / "run")
-    assert recorded.cuts == []  # all of it is there
+    assert read_and_replayed(tmp_path / "run").cuts == []  # all of it is there
     assert read_verdict(str(tmp_path / "run")).kind == "pass"
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-@pytest.mark.parametrize("full", [LAUNCH, "rank-2.jsonl"])
-def test_a_full_disk_is_told_by_the_file_that_found_no_room(full: str, tmp_path: Path) -> None:
-    """The file of a rank is made to be one on a full disk as soon as the command has begun, seconds before the rank."""
-    ranks = tmp_path / "run" / "ranks"
-    if full == LAUNCH:
-        ranks.mkdir(parents=True)
-        (ranks / full).symlink_to("/dev/full")
-    command = begin(tmp_path)
-    if full != LAUNCH:
-        wait_until(lambda: (ranks / LAUNCH).is_file(), 60)
-        (ranks / full).symlink_to("/dev/full")
-    assert told(command) == f"ppsim: {ranks / full}: cannot be written: No space left on device"
-    if full != LAUNCH:
-        recorded = read_and_replayed(tmp_path / "run")
-        assert "rank 2 has left no record: it had not started" in recorded.cuts
+def test_a_full_disk_is_told_by_the_file_of_the_rank_that_found_no_room(
+    quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import executor.launch
+
+    full = rank_path(tmp_path / "run", 1)
+
+    def written(folder: Path, recording: Recording) -> None:
+        write_launch(folder, recording)
+        full.symlink_to("/dev/full")
+
+    monkeypatch.setattr(executor.launch, "write_launch", written)
+    done = ppsim(*quick)
+    assert told(done.exit_code, done.stderr) == f"ppsim: {full}: cannot be written: No space left on device"
+    recorded = read_and_replayed(tmp_path / "run")
+    assert "rank 1 has left no record: it had not started" in recorded.cuts
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_disk_that_is_full_from_the_start_is_told_before_a_process_starts(quick: list[str], tmp_path: Path) -> None:
+    full = tmp_path / "run" / "ranks" / LAUNCH
+    full.parent.mkdir(parents=True)
+    full.symlink_to("/dev/full")
+    done = ppsim(*quick)
+    assert told(done.exit_code, done.stderr) == f"ppsim: {full}: cannot be written: No space left on device"
+    assert not [child for child in multiprocessing.active_children() if "ppsim-rank" in child.name]
 
 
 def test_what_is_behind_half_a_line_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
