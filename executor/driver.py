@@ -21,6 +21,7 @@ from executor.surroundings import Surroundings
 from executor.timing import ForwardTimer
 from executor.transport import Transport
 from ppsim.check.observers import Observers
+from ppsim.check.physical import buffer_given_up
 from ppsim.core.agreed import Local
 from ppsim.core.effects import (
     Act,
@@ -156,13 +157,23 @@ class Answers:
         return message
 
     def commit(self, effect: Commit) -> None:
+        if effect.work not in self.transport.outstanding:
+            raise self.broken_send("a send is committed twice")
         self.transport.commit(effect.work)
         left = self.leaving.pop(effect.work, None)
         if left is not None:
             self.recording.has_left(self.rank, left._replace(sent_ns=self.timer.now_ns()))
 
     def drop(self, effect: Drop) -> None:
-        self.transport.drop(effect.work)
+        """The backend tells the end of a send only to who waits for it: to everybody else it is not over."""
+        sent = self.transport.outstanding.get(effect.work)
+        if sent is None:
+            raise self.broken_send("the buffer of a send that is committed is given up once more")
+        raise self.broken_send(buffer_given_up(sent.kind, sent.dst, self.timer.now_ns(), is_over=False))
+
+    def broken_send(self, detail: str) -> InvariantViolation:
+        core = self.surroundings.core
+        return InvariantViolation("INV-38", self.rank, core.iteration, core.slot, "", detail)
 
     # --- model -----------------------------------------------------------------------------------------------
 

@@ -41,7 +41,8 @@ HIDDEN: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Fed:
-    """All of it, for all ranks. ``draws``: answers to each named stream of choices, in order."""
+    """All of it, for all ranks. ``draws``: answers to each named stream of choices, in order. ``num_iterations``: that
+    the first rank decided there, with inputs or without."""
 
     inputs: Mapping[int, tuple[Input, ...]]
     observations: Sequence[Sequence[Observed]]  # by rank
@@ -49,6 +50,7 @@ class Fed:
     refusals: Mapping[str, Refusal]
     draws: Mapping[str, tuple[int, ...]]
     stored: Mapping[tuple[int, str], tuple[int | None, ...]] = field(default_factory=dict)  # (iteration, request)
+    num_iterations: int = 0
 
 
 class FedRank:
@@ -93,10 +95,11 @@ class FedChoices:
 
 
 class FedClient(ReplayClient):
-    """Recorded inputs, up to ``run.max_iterations`` (0: no limit)."""
+    """Recorded inputs, up to ``run.max_iterations`` (0: no limit). A run that was idle to its end is idle as long."""
 
-    def __init__(self, inputs: Mapping[int, tuple[Input, ...]], max_iterations: int) -> None:
-        super().__init__(inputs)
+    def __init__(self, fed: Fed, max_iterations: int) -> None:
+        super().__init__(fed.inputs)
+        self.last = max(self.last, fed.num_iterations)
         self.max_iterations = max_iterations
 
     def ingest(self, iteration: int, idle: bool) -> tuple[Input, ...]:
@@ -105,10 +108,11 @@ class FedClient(ReplayClient):
         return super().ingest(iteration, idle)
 
 
-def fit_to_feed(scenario: Scenario, watchdog_ms: float) -> Scenario:
+def fit_to_feed(scenario: Scenario, watchdog_ms: float, rule: str = "") -> Scenario:
     """The scenario with a small model, the same pool and nothing left to chance: what is fed has decided all of it.
 
-    Raises ScenarioError where the ranks would be configured in another way.
+    Limits on waiting in milliseconds are of the other world's clock: none is kept but that of the ``rule`` which was
+    broken there. Raises ScenarioError where the ranks would be configured in another way.
     """
     ranks = range(scenario.cluster.pp_size)
     pool = tuple(local_capacity_tokens(scenario, rank) for rank in ranks)
@@ -120,12 +124,18 @@ def fit_to_feed(scenario: Scenario, watchdog_ms: float) -> Scenario:
         dtype_bytes=4,
         **HIDDEN,
     )
+    run = scenario.run
+    limits = {
+        "watchdog_ms": run.watchdog_ms or watchdog_ms,
+        "max_wait_ms": run.max_wait_ms if rule == "INV-85" else 0.0,
+        "max_agreement_wait_ms": run.max_agreement_wait_ms if rule == "INV-72" else 0.0,
+    }
     made = scenario.model_copy(
         update={
             "model": model,
             "scheduler": scenario.scheduler.model_copy(update={"max_total_tokens": pool}),
             "chance": Chance(),
-            "run": scenario.run.model_copy(update={"watchdog_ms": scenario.run.watchdog_ms or watchdog_ms}),
+            "run": run.model_copy(update=limits),
         }
     )
     for rank in ranks:

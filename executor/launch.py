@@ -39,7 +39,7 @@ from ppsim.core.messages import Input
 from ppsim.errors import PluginError, PpsimError, RankDied, UsageError
 from ppsim.plugin import load
 from ppsim.recording import Recording, Verdict
-from ppsim.recording.folder import write_config
+from ppsim.recording.folder import clear_earlier, write_config
 from ppsim.recording.rank_file import assemble, write_launch
 from ppsim.recording.schema import UNTOLD, Origin, Refused
 from ppsim.scenario import Scenario
@@ -131,6 +131,7 @@ def execute(
     context: Any = multiprocessing.get_context(start_method)
     configs = [rank_config(scenario, rank) for rank in range(pp_size)]
     if folder is not None:
+        clear_earlier(folder)
         write_config(folder, scenario.model_dump(mode="json"))
         write_launch(folder, recording)
     status = Status(context, pp_size, folder, configs[0].num_slots)

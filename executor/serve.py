@@ -227,7 +227,7 @@ def launched(refusals: Refusals, effect: Launch, _: object) -> None:
 
 def client_of(job: Job, timer: ForwardTimer) -> Client:
     if job.fed is not None:
-        return FedClient(job.fed.inputs, job.scenario.run.max_iterations)
+        return FedClient(job.fed, job.scenario.run.max_iterations)
     if job.inputs is not None:
         return ReplayClient(job.inputs)
     limit = job.scenario.run.max_iterations

@@ -1,7 +1,7 @@
 """What each rank is doing, in memory that the launcher can read even after the rank was killed.
 
 cell 0   1 + place of the effect in ``EFFECTS``; 0 while the rank starts; -1 between two
-cell 1   iteration
+cell 1   iteration, -1 before the first
 cell 2   peer of a send or receive, else -1
 cell 3   number of effects so far: it stands still where the rank does
 cell 4   requests that got their terminal reply (first rank)
@@ -58,12 +58,12 @@ DOING = {
     CODE[Launch]: "running a forward pass",
     CODE[AwaitTokens]: "waiting for sampled tokens",
     CODE[AwaitLocal]: "waiting for a local fact",
-    CODE[Act]: "asking its surroundings to do something",
-    CODE[Decided]: "writing down its decision",
     CODE[Drop]: "giving up a send",
-    CODE[Harvested]: "writing down its harvest",
-    CODE[Observe]: "looking at a local fact",
+    CODE[Observe]: "looking at what it alone can see",
+    CODE[Act]: "asking its surroundings for something",
     CODE[Reply]: "answering a client",
+    CODE[Decided]: "writing down a decision",
+    CODE[Harvested]: "writing down a harvest",
 }
 NUM_CELLS = 8
 
@@ -85,6 +85,8 @@ class Status:
         else:
             make_standing(folder, pp_size, NUM_CELLS, self.num_slots, words())
             self.cells = map_standing(folder)
+        for rank in range(pp_size):
+            self.cells[rank * NUM_CELLS + 1] = -1  # before its first iteration
 
     def __getstate__(self) -> dict[str, Any]:
         """For another process: it maps the file itself."""

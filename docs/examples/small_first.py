@@ -1,6 +1,6 @@
 """A change with a mistake: small prompts first, and while there are others the large ones are left out of the order.
 
-    ppsim fuzz --plugin small_first.py --profile plain
+ppsim fuzz --plugin small_first.py --profile plain
 """
 
 import ppsim

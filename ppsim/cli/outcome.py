@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from ppsim.cli.guard import Interrupted, ending_of, give_up, say, told_to_end
@@ -108,11 +109,14 @@ def origin_of(plugin: str | None) -> Origin:
 
 
 def keep_what_there_is(folder: RunFolder, error: BaseException) -> None:
-    """A run on real processes ended in an error: save what its ranks have recorded, with the error as its verdict."""
-    from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY, EXIT_UNKNOWN
+    """A run on real processes ended in an error: save what its ranks have recorded, with the error as its verdict.
+
+    Where that finds no room, the files of the ranks stay as they are, and the error is still what is told.
+    """
+    from ppsim.errors import EXIT_LIVENESS, EXIT_SAFETY, EXIT_UNKNOWN, UsageError
     from ppsim.recording import Verdict
     from ppsim.recording.folder import CONFIG, mark_incomplete, stand_lines, write_run
-    from ppsim.recording.rank_file import assemble, has_ranks
+    from ppsim.recording.rank_file import RANKS, assemble, has_ranks
     from ppsim.recording.standing import read_standing
     from ppsim.recording.summary import summarize
     from ppsim.scenario.load import read_scenario
@@ -120,16 +124,20 @@ def keep_what_there_is(folder: RunFolder, error: BaseException) -> None:
     path = folder.path
     if not has_ranks(path):
         return
-    recording = assemble(path)
-    recording.stands = read_standing(path)
     why, code = str(error), getattr(error, "exit_code", EXIT_UNKNOWN)
     if isinstance(error, KeyboardInterrupt):
         why, code = ending_of(error)
-    mark_incomplete(path, why)
-    message = "\n".join([why, *stand_lines(recording.stands)])
-    kind: Any = "fail" if code in (EXIT_SAFETY, EXIT_LIVENESS) else "unknown"
-    verdict = Verdict(kind, code, message, rank=getattr(error, "rank", None))
-    write_run(folder, read_scenario(str(path / CONFIG)), recording, summarize(recording, verdict), verdict)
+    try:
+        mark_incomplete(path, why)
+        recording = assemble(path)
+        recording.stands = read_standing(path)
+        message = "\n".join([why, *stand_lines(recording.stands)])
+        kind: Any = "fail" if code in (EXIT_SAFETY, EXIT_LIVENESS) else "unknown"
+        verdict = Verdict(kind, code, message, rank=getattr(error, "rank", None))
+        write_run(folder, read_scenario(str(path / CONFIG)), recording, summarize(recording, verdict), verdict)
+    except UsageError as full:
+        say(f"left in {path / RANKS}, marked incomplete ({full})")
+        return
     say(f"saved {path}, marked incomplete")
 
 
@@ -147,14 +155,22 @@ def conclude(
     """Save, print and return the exit code. The verdict's text goes to stderr, as do the places of the run and page,
     and what became of the expectations. With them the exit code says whether they are met; without, the verdict.
     ``files``: digests of what the scenario names, from before the run."""
-    from ppsim.recording.folder import incomplete, leave, write_run
+    from ppsim.errors import UsageError
+    from ppsim.recording.folder import incomplete, leave, mark_incomplete, write_run
     from ppsim.recording.summary import summarize
     from ppsim.report.table import summary_text
     from ppsim.scenario.expect_judged import expectations
     from ppsim.scenario.kept import keep_files
 
     summary = summarize(recording, verdict)
-    write_run(folder, scenario.model_dump(mode="json"), recording, summary, verdict)
+    try:
+        write_run(folder, scenario.model_dump(mode="json"), recording, summary, verdict)
+    except UsageError as full:
+        with suppress(UsageError):
+            mark_incomplete(folder.path, f"the run has ended, and could not be saved: {full}")
+        if verdict.kind != "pass":
+            say(verdict.message)
+        raise
     for sentence in keep_files(folder.path, scenario, files or {}):
         say(f"note: {sentence}")
     leave(folder)

@@ -17,18 +17,28 @@ if TYPE_CHECKING:
     from ppsim.fuzz.experiment import Outcome, Terms
     from ppsim.fuzz.repro import Repro
     from ppsim.recording import Recording, Verdict
+    from ppsim.scenario.tree import Links
     from ppsim.world.choices import RecordingChoices
 
 STALL_S = 5.0  # all ranks wait for one another, and nobody has completed anything
 WATCHDOG_MS = 20_000.0  # one of them has completed nothing
 
 
+NOT_HERE = {
+    "INV-07": "it compares where two ranks are at one moment, which nobody knows of real processes",
+    "INV-08": "it compares where two ranks are at one moment, which nobody knows of real processes",
+    "INV-39": "it is about the static buffer of a graph, and real ranks make a new tensor in each forward pass",
+}
+"""Rules that are not checked on real processes, and why."""
+
+
 class Ends(NamedTuple):
-    """How it ended there and here."""
+    """How it ended there and here. ``unlike``: in what the simulated links were unlike those between processes."""
 
     simulated: Verdict
     real: Verdict
     cycles: tuple[tuple[int, ...], tuple[int, ...]]
+    unlike: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -50,6 +60,8 @@ def replay_on_processes(file: str, repro: Repro, terms: Terms, *, as_json: bool)
         print(ends.real.message or "the run passes: nothing is broken")
         print(f"in simulation: {told(ends.simulated)}; on real processes: {told(ends.real)}")
         print("the same failure on real processes" if ends.same else "NOT the same failure on real processes")
+        for sentence in () if ends.same else ends.unlike:
+            print(f"  {sentence}")
     return ends.real.exit_code if ends.same else EXIT_NONDETERMINISM
 
 
@@ -67,7 +79,9 @@ def both_ends(file: str, repro: Repro, terms: Terms, start_method: str = "spawn"
         raise UsageError(f"{file}: a failure of kind {word!r} leaves no run that real processes could be fed with")
     loaded = repro.loaded()
     check_worlds(loaded.change.surroundings, loaded.names)
-    scenario = fit_to_feed(validate(repro.experiment.raw), WATCHDOG_MS)
+    if word in NOT_HERE:
+        raise UsageError(f"{file}: {word} is not checked on real processes: {NOT_HERE[word]}")
+    scenario = fit_to_feed(validate(repro.experiment.raw), WATCHDOG_MS, word)
     scenario = prepared(scenario, None, "cpu")
     asked = RecordingChoices(TapeChoices(repro.experiment.tape))
     outcome = run_experiment(repro.experiment, loaded.change, asked, terms)
@@ -82,7 +96,19 @@ def both_ends(file: str, repro: Repro, terms: Terms, start_method: str = "spawn"
     result = execute(
         scenario, changes=repro.bugs, plugin=repro.plugin, fed=fed, stall_s=STALL_S, start_method=start_method
     )
-    return Ends(outcome.verdict, result.verdict, (cycle_of(outcome.verdict), cycle_of(result.verdict)))
+    cycles = cycle_of(outcome.verdict), cycle_of(result.verdict)
+    return Ends(outcome.verdict, result.verdict, cycles, unlike_gloo(scenario.links))
+
+
+def unlike_gloo(links: Links) -> tuple[str, ...]:
+    """Keys of simulated links that decide who waits for whom, where they differ from links between processes."""
+    real = type(links)()
+    keys = ("send", "commit", "commit_over", "payload", "rendezvous_hold")
+    return tuple(
+        f"links.{key} was {getattr(links, key)!r}; between processes it is {getattr(real, key)!r}"
+        for key in keys
+        if getattr(links, key) != getattr(real, key)
+    )
 
 
 def what_it_was_answered(outcome: Outcome, asked: RecordingChoices) -> Fed:
@@ -102,6 +128,7 @@ def what_it_was_answered(outcome: Outcome, asked: RecordingChoices) -> Fed:
         outcome.result.setting.failing,
         {stream: tuple(answers) for stream, answers in draws.items()},
         {(stored.iteration, stored.rid): stored.statuses for stored in recording.stores},
+        len(recording.decisions[0]),
     )
 
 
@@ -125,7 +152,11 @@ def told(verdict: Verdict) -> str:
 
 def as_dict(ends: Ends) -> dict[str, Any]:
     worlds = zip(("simulated", "real"), (ends.simulated, ends.real), ends.cycles, strict=True)
-    return {"same": ends.same, **{world: end_json(verdict, cycle) for world, verdict, cycle in worlds}}
+    return {
+        "same": ends.same,
+        "unlike": list(ends.unlike),
+        **{world: end_json(verdict, cycle) for world, verdict, cycle in worlds},
+    }
 
 
 def end_json(verdict: Verdict, cycle: tuple[int, ...]) -> dict[str, Any]:

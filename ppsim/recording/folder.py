@@ -55,7 +55,8 @@ def prepare_folder(out: str | None, name: str, seed: int) -> RunFolder:
     replaces = False
     if path.is_dir():
         there = [file for file in FILES if (path / file).exists()]
-        replaces = (RECORDING in there and VERDICT in there) or has_ranks(path)
+        began = (path / INCOMPLETE).is_file()  # a run that was killed before it could leave more
+        replaces = (RECORDING in there and VERDICT in there) or has_ranks(path) or began
         if there and not replaces:
             raise UsageError(f"--out {out}: holds a {there[0]} that is not part of a run; choose another folder")
     make(path)
@@ -79,15 +80,21 @@ def run_folder(out: str | None, name: str, seed: int) -> Iterator[RunFolder]:
         leave(folder)
 
 
+def clear_earlier(path: Path) -> None:
+    """Nothing of an earlier run is left in a folder whose ranks are about to write: it would be taken for theirs."""
+    for name in (RECORDING, PEER, SUMMARY, VERDICT):
+        (path / name).unlink(missing_ok=True)
+
+
 def mark_incomplete(path: Path, why: str) -> None:
     """Say in a run's folder that the run has not ended by itself, and why."""
     put_text(path / INCOMPLETE, why + "\n")
 
 
 def leave(folder: RunFolder) -> None:
-    """A run is over. Nothing of it is left where it came to no recording."""
+    """A run is over. Nothing of it is left where it came to no recording; files of its ranks are no whole run."""
     path = folder.path
-    if path.is_dir() and (path / INCOMPLETE).is_file() and incomplete(path) == UNDER_WAY:
+    if path.is_dir() and (path / INCOMPLETE).is_file() and incomplete(path) == UNDER_WAY and not has_ranks(path):
         (path / INCOMPLETE).unlink()
     if not folder.replaces and path.is_dir() and not any(path.iterdir()):
         path.rmdir()
@@ -96,7 +103,8 @@ def leave(folder: RunFolder) -> None:
 def incomplete(path: Path) -> str:
     """Why the run in a folder is not a whole one; empty if it is."""
     try:
-        return (path / INCOMPLETE).read_text(encoding="utf-8", errors="replace").strip()
+        text = (path / INCOMPLETE).read_text(encoding="utf-8", errors="replace")
+        return text.strip() or UNDER_WAY  # empty: there was no room for a word
     except OSError:
         return ""
 

@@ -47,12 +47,17 @@ class CannotRecord(UsageError):
 
 
 class RankFile:
-    """The file of one rank. Lines wait in memory until ``flush``; each flush is one write to the end of the file."""
+    """The file of one rank. Lines wait in memory until ``flush``; each flush is one write to the end of the file.
+
+    A file that has once refused a line takes none any more, even where there is room again: behind half a line nothing
+    can be read.
+    """
 
     def __init__(self, path: Path, recording: Recording, rank: int) -> None:
         self.path, self.waiting, self.num_lines = path, list[str](), 0
         self.digest = blake2b(digest_size=8)
         self.summed = 0
+        self.refused: CannotRecord | None = None
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | getattr(os, "O_CLOEXEC", 0)
@@ -85,11 +90,14 @@ class RankFile:
         self._write(text)
 
     def _write(self, text: bytes) -> None:
+        if self.refused is not None:
+            raise self.refused
         try:
             while text:
                 text = text[os.write(self.descriptor, text) :]
         except OSError as error:
-            raise CannotRecord(f"{self.path}: cannot be written: {error.strerror or error}") from None
+            self.refused = CannotRecord(f"{self.path}: cannot be written: {error.strerror or error}")
+            raise self.refused from None
 
     def close(self) -> None:
         """The rank has ended by itself."""
@@ -334,6 +342,7 @@ def num_sums(path: Path) -> int:
 
 
 def files_of(folder: Path) -> list[tuple[int, Path]]:
-    """The files of the ranks in a run folder, by rank."""
-    found = [(path.stem.removeprefix("rank-"), path) for path in (folder / RANKS).glob("rank-*.jsonl")]
+    """The files of the ranks in a run folder, by rank. Whatever else has such a name (a device has no end) is none."""
+    paths = (path for path in (folder / RANKS).glob("rank-*.jsonl") if path.is_file())
+    found = [(path.stem.removeprefix("rank-"), path) for path in paths]
     return sorted((int(number), path) for number, path in found if number.isdecimal())

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +33,30 @@ from ppsim.core.rank import Plan, Rank
 from ppsim.errors import PpsimError, RankDied
 from ppsim.plugin import load
 from ppsim.plugin.plans import behind
-from ppsim.recording import Recording, Verdict
+from ppsim.recording import PASS, Recording, Verdict
 from ppsim.recording.agreement import disagreement
 from ppsim.recording.diff import first_difference
-from ppsim.recording.folder import RunFolder, open_run, read_verdict, write_run
-from ppsim.recording.rank_file import CannotRecord, RankFile, assemble, has_ranks, rank_path, read_rank, read_records
+from ppsim.recording.folder import (
+    CONFIG,
+    RECORDING,
+    RunFolder,
+    incomplete,
+    open_run,
+    read_verdict,
+    write_config,
+    write_run,
+)
+from ppsim.recording.rank_file import (
+    LAUNCH,
+    CannotRecord,
+    RankFile,
+    assemble,
+    has_ranks,
+    rank_path,
+    read_rank,
+    read_records,
+    write_launch,
+)
 from ppsim.recording.reader import RecordingError
 from ppsim.recording.standing import read_standing
 from ppsim.recording.summary import summarize
@@ -254,6 +277,148 @@ def test_a_whole_run_is_on_file_as_it_is_in_memory(tmp_path: Path) -> None:
     ((_, mine, out),) = replay(recorded, scenario, load().change)
     assert disagreement(mine, out.recording, is_whole=True) is None
     assert [stand.doing for stand in read_standing(tmp_path)] == ["done", "done"]
+
+
+# --- a whole run of the command whose files take no more --------------------------------------------------------------
+
+
+def limited(place: Path, limit_bytes: int) -> str:
+    """``ppsim exec`` into ``place``/run, none of whose processes may write a file of more bytes: what it says."""
+    write_config(place, long_request().model_dump(mode="json"))
+    done = subprocess.run(
+        [sys.executable, "-m", "ppsim", "exec", str(place / CONFIG), "--out", str(place / "run")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes)),
+    )
+    return told(done.returncode, done.stderr)
+
+
+def told(code: int, stderr: str) -> str:
+    """The one message with which it ends."""
+    assert code == 2, stderr
+    assert "Traceback" not in stderr
+    (line,) = [line for line in stderr.splitlines() if line.startswith("ppsim: ")]
+    return line
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The same command in this process, with ranks from the warm server."""
+    import executor.launch
+
+    monkeypatch.setattr(executor.launch, "execute", partial(execute, start_method="forkserver"))
+    write_config(tmp_path, long_request().model_dump(mode="json"))
+    return ["exec", str(tmp_path / CONFIG), "--out", str(tmp_path / "run")]
+
+
+def read_and_replayed(folder: Path) -> Recording:
+    """The commands read what is left, and so does the simulator."""
+    for command in (["show", str(folder)], ["replay", str(folder)], ["diff", str(folder), str(folder)]):
+        done = ppsim(*command)
+        assert done.exit_code == 0, done.output
+    assert incomplete(folder)
+    return replays(folder, long_request())[0]
+
+
+def test_a_limit_in_which_no_file_of_a_run_finds_room_is_told_before_anything_starts(tmp_path: Path) -> None:
+    line = limited(tmp_path, 1000)
+    assert line == f"ppsim: {tmp_path}/run/{CONFIG}: cannot be written: File too large"
+
+
+@pytest.mark.slow
+def test_a_limit_that_a_rank_reaches_names_its_file_and_leaves_what_was_written(tmp_path: Path) -> None:
+    free = tmp_path / "free"
+    free.mkdir()
+    execute(long_request(), start_method="forkserver", folder=free)
+    whole = min(rank_path(free, rank).stat().st_size for rank in (0, 1))
+    line = limited(tmp_path, whole // 2)
+    assert re.fullmatch(rf"ppsim: {tmp_path}/run/ranks/rank-[01].jsonl: cannot be written: File too large", line)
+    recorded = read_and_replayed(tmp_path / "run")
+    assert 5 < len(recorded.decisions[0]) < len(assemble(free).decisions[0])
+    assert "File too large" in read_verdict(str(tmp_path / "run")).message
+
+
+def test_a_recording_that_finds_no_room_as_a_whole_stays_in_the_files_of_the_ranks(
+    quick: list[str], tmp_path: Path
+) -> None:
+    """The command may write what is known of a run beforehand, and no recording."""
+    execute(long_request(), start_method="forkserver")  # the server of the ranks meets no limit
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, before[1]))
+    try:
+        done = ppsim(*quick)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    line = told(done.exit_code, done.stderr)
+    assert line == f"ppsim: {tmp_path}/run/{RECORDING}: cannot be written: File too large"
+    assert read_and_replayed(tmp_path / "run").cuts == []  # all of it is there
+    assert read_verdict(str(tmp_path / "run")).kind == "pass"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_told_by_the_file_of_the_rank_that_found_no_room(
+    quick: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import executor.launch
+
+    full = rank_path(tmp_path / "run", 1)
+
+    def written(folder: Path, recording: Recording) -> None:
+        write_launch(folder, recording)
+        full.symlink_to("/dev/full")
+
+    monkeypatch.setattr(executor.launch, "write_launch", written)
+    done = ppsim(*quick)
+    assert told(done.exit_code, done.stderr) == f"ppsim: {full}: cannot be written: No space left on device"
+    recorded = read_and_replayed(tmp_path / "run")
+    assert "rank 1 has left no record: it had not started" in recorded.cuts
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_disk_that_is_full_from_the_start_is_told_before_a_process_starts(quick: list[str], tmp_path: Path) -> None:
+    full = tmp_path / "run" / "ranks" / LAUNCH
+    full.parent.mkdir(parents=True)
+    full.symlink_to("/dev/full")
+    done = ppsim(*quick)
+    assert told(done.exit_code, done.stderr) == f"ppsim: {full}: cannot be written: No space left on device"
+    assert not [child for child in multiprocessing.active_children() if "ppsim-rank" in child.name]
+
+
+def test_what_is_behind_half_a_line_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk is full, and then it is not: nobody could read what came after."""
+    file = RankFile(tmp_path / "rank-0.jsonl", Recording(1), 0)
+    write = os.write
+
+    def half(descriptor: int, text: bytes) -> int:
+        if len(text) < 9:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(descriptor, text[: len(text) // 2])
+
+    monkeypatch.setattr(os, "write", half)
+    file.add('["sampled",0,0,[7]]')
+    with pytest.raises(CannotRecord, match="No space left"):
+        file.flush()
+    monkeypatch.undo()
+    file.add('["sampled",1,0,[8]]')
+    with pytest.raises(CannotRecord, match="No space left"):
+        file.flush()
+    with pytest.raises(CannotRecord):
+        file.close()
+    assert read_rank(file.path).samples == []
+
+
+def test_a_run_into_the_folder_of_another_one_leaves_nothing_of_it(tmp_path: Path) -> None:
+    """Killed, it would be taken for the earlier one."""
+    scenario = long_request()
+    earlier = execute(scenario, start_method="forkserver").recording
+    write_run(RunFolder(tmp_path), {}, earlier, {"digest": None}, PASS)
+    with pytest.raises(RankDied):
+        execute(endless(2), start_method="forkserver", folder=tmp_path, progress=Killer(tmp_path, 1, 2))
+    assert open_run(str(tmp_path)).decisions[0] != earlier.decisions[0]
+    assert read_verdict(str(tmp_path)).kind == "unknown"
 
 
 # --- the file of a rank, without processes -------------------------------------------------------------------------

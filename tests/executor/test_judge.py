@@ -16,8 +16,9 @@ pytest.importorskip("torch", reason="the executor extra is not installed")
 
 from executor.ending import deadlock, first_broken, verdict_of_failure, verdict_of_run
 from executor.launch import NOT_HERE, execute
-from executor.status import Status
+from executor.status import CODE, DOING, Status
 from executor.worker import Report
+from ppsim.check.blame import Departure
 from ppsim.check.together import Decides, Record, Shown, in_order
 from ppsim.core.config import RankConfig
 from ppsim.core.effects import Commit, Decision, Recv
@@ -247,6 +248,31 @@ def test_a_deadlock_in_which_a_sender_has_passed_its_send_names_the_message_that
     assert "it owes rank 0 the output message of iteration 5, slot 2, on lane tensor" in verdict.message
     status.beat(1, Recv(0, Lane.CONTROL, Kind.META, 7, 1), 6)  # both may still send it
     assert deadlock(status, "both wait", CONFIGS).invariant == "INV-40"
+
+
+def test_a_deadlock_behind_a_rank_that_has_parted_from_a_right_one_names_that_rank() -> None:
+    """Rank 1 is further on, and has waited since iteration 5 for what nobody sends."""
+    status = Status(multiprocessing.get_context("spawn"), 2)
+    status.beat(0, Recv(1, Lane.TENSOR), 4)
+    status.beat(1, Recv(1, Lane.HICACHE), 5)
+    parted = Departure(1, 5, 2, "stop", "", "receives from rank 0", "receives from rank 1")
+    verdict = deadlock(status, "both wait", CONFIGS, {0: Report(0), 1: Report(1, departure=parted)})
+    assert (verdict.invariant, verdict.exit_code, verdict.rank, verdict.iteration) == ("INV-40", 3, 1, 5)
+    assert verdict.message.splitlines() == [
+        "INV-40 at rank 1, iteration 5, slot 2, phase stop: it receives from rank 1, where a right rank with the same "
+        "replies receives from rank 0",
+        "what followed from it: INV-40 at rank 0, iteration 4, slot 1: deadlock: both wait",
+    ]
+    half = deadlock(status, "both wait", CONFIGS, {1: Report(1, departure=parted)})  # the other one could not say
+    assert half.rank == 0
+
+
+def test_whoever_has_begun_no_iteration_is_in_none_and_every_effect_has_words() -> None:
+    status = Status(multiprocessing.get_context("spawn"), 2)
+    assert [status.iteration(rank) for rank in (0, 1)] == [-1, -1]
+    assert [(stand.iteration, stand.slot, stand.doing) for stand in status.stands()] == [(-1, None, "starting")] * 2
+    assert status.describe(1) == "starting"
+    assert set(CODE.values()) < set(DOING)
 
 
 def test_ranks_of_different_length_are_not_alike() -> None:

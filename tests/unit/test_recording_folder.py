@@ -12,12 +12,18 @@ import pytest
 from ppsim.errors import UsageError
 from ppsim.recording import PASS, Verdict
 from ppsim.recording.folder import (
+    UNDER_WAY,
+    RunFolder,
     find_run,
+    incomplete,
+    leave,
+    mark_incomplete,
     open_run,
     point_latest,
     prepare_folder,
     read_verdict,
     run_folder,
+    write_config,
     write_run,
 )
 from ppsim.recording.summary import summarize
@@ -94,6 +100,27 @@ def test_a_named_folder_that_holds_a_run_is_replaced_and_says_so() -> None:
     assert not Path("runs").exists()
     saved("mine", verdict=Verdict("fail", 1, "broken", invariant="INV-07", rank=2))
     assert read_verdict("mine").invariant == "INV-07"
+
+
+def test_a_folder_whose_run_was_killed_before_it_recorded_anything_is_replaced() -> None:
+    folder = prepare_folder("mine", "x", 0)
+    mark_incomplete(folder.path, UNDER_WAY)
+    write_config(folder.path, {"seed": 1})
+    assert prepare_folder("mine", "x", 0).replaces
+
+
+def test_a_mark_without_a_word_is_one_and_stays_while_there_are_files_of_ranks() -> None:
+    """The disk was full: there was no room for a word, and none for the recording as a whole."""
+    folder = RunFolder(Path("mine"))
+    (folder.path / "ranks").mkdir(parents=True)
+    (folder.path / "incomplete.txt").write_text("")
+    (folder.path / "ranks" / "launch.jsonl").write_text("")
+    assert incomplete(folder.path) == UNDER_WAY
+    leave(folder)
+    assert incomplete(folder.path) == UNDER_WAY
+    (folder.path / "ranks" / "launch.jsonl").unlink()
+    leave(folder)
+    assert incomplete(folder.path) == ""
 
 
 def test_a_folder_with_somebody_elses_config_is_refused() -> None:

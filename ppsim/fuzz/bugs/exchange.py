@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from ppsim.core.channels import Endpoint
 from ppsim.core.effects import Effects, recv
 from ppsim.core.exchange import Exchange
@@ -21,11 +23,16 @@ class NoMessageForTheLastToken(Exchange):
     def output_to_send(self, rank: Rank) -> Output | None:
         output = super().output_to_send(rank)
         batch = rank.scheduler.slots.slots[output.slot].launched if output is not None else None
-        tokens = getattr(output.payload, "tokens", ()) if output is not None else ()
+        tokens = tokens_of(output.payload) if output is not None else ()
         if not rank.config.is_last or batch is None or not tokens:
             return output
         stops = [token in r.spec.stop_token_ids for token, r in zip(tokens, batch.requests, strict=True)]
         return None if all(stops) else output
+
+
+def tokens_of(payload: Any) -> tuple[int, ...]:
+    """Of an output, in either world: simulated ones, or a tensor."""
+    return tuple(payload.tolist()) if hasattr(payload, "tolist") else getattr(payload, "tokens", ())
 
 
 @planted("one_batch_too_many", breaks="INV-35", profile="plain", source="bugs.md B21")
