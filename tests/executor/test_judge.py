@@ -7,14 +7,14 @@ The simulated run gets the tokens of the real one, so that a sentence may name t
 from __future__ import annotations
 
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
 pytest.importorskip("torch", reason="the executor extra is not installed")
 
-from executor.ending import deadlock, first_broken, verdict_of_failure, verdict_of_run
+from executor.ending import deadlock, first_broken, verdict_of_failure, verdict_of_run, verdict_of_stall
 from executor.launch import NOT_HERE, execute
 from executor.status import CODE, DOING, Status
 from executor.worker import Report
@@ -33,7 +33,7 @@ from ppsim.core.surroundings import Surroundings
 from ppsim.errors import ScenarioError
 from ppsim.plugin import load
 from ppsim.plugin.plans import behind, does
-from ppsim.recording import Recording
+from ppsim.recording import Recording, Verdict
 from ppsim.scenario import Scenario
 from ppsim.world import simulate
 from ppsim.world.simulate import Given
@@ -243,11 +243,16 @@ def test_a_deadlock_in_which_a_sender_has_passed_its_send_names_the_message_that
     status = Status(multiprocessing.get_context("spawn"), 2)
     status.beat(0, Recv(1, Lane.TENSOR, Kind.OUTPUT, 5, 2), 7)
     status.beat(1, Recv(0, Lane.CONTROL, Kind.META, 8, 2), 8)
-    verdict = deadlock(status, "both wait", CONFIGS)
+    verdict = stalled(status)
     assert (verdict.invariant, verdict.rank, verdict.iteration, verdict.slot) == ("INV-33", 1, 6, 0), verdict.message
     assert "it owes rank 0 the output message of iteration 5, slot 2, on lane tensor" in verdict.message
     status.beat(1, Recv(0, Lane.CONTROL, Kind.META, 7, 1), 6)  # both may still send it
-    assert deadlock(status, "both wait", CONFIGS).invariant == "INV-40"
+    assert stalled(status).invariant == "INV-40"
+
+
+def stalled(status: Status, reports: Mapping[int, Report] = {}) -> Verdict:
+    """The verdict on two ranks that wait for each other, as the launcher makes it."""
+    return verdict_of_stall(reports, 2, deadlock(status, "both wait", CONFIGS), status.waits(CONFIGS))
 
 
 def test_a_deadlock_behind_a_rank_that_has_parted_from_a_right_one_names_that_rank() -> None:
@@ -256,14 +261,14 @@ def test_a_deadlock_behind_a_rank_that_has_parted_from_a_right_one_names_that_ra
     status.beat(0, Recv(1, Lane.TENSOR), 4)
     status.beat(1, Recv(1, Lane.HICACHE), 5)
     parted = Departure(1, 5, 2, "stop", "", "receives from rank 0", "receives from rank 1")
-    verdict = deadlock(status, "both wait", CONFIGS, {0: Report(0), 1: Report(1, departure=parted)})
+    verdict = stalled(status, {0: Report(0), 1: Report(1, departure=parted)})
     assert (verdict.invariant, verdict.exit_code, verdict.rank, verdict.iteration) == ("INV-40", 3, 1, 5)
     assert verdict.message.splitlines() == [
         "INV-40 at rank 1, iteration 5, slot 2, phase stop: it receives from rank 1, where a right rank with the same "
         "replies receives from rank 0",
         "what followed from it: INV-40 at rank 0, iteration 4, slot 1: deadlock: both wait",
     ]
-    half = deadlock(status, "both wait", CONFIGS, {1: Report(1, departure=parted)})  # the other one could not say
+    half = stalled(status, {1: Report(1, departure=parted)})  # the other one could not say
     assert half.rank == 0
 
 
