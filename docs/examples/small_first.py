@@ -1,6 +1,8 @@
 """A change with a mistake: small prompts first, and while there are others the large ones are left out of the order.
 
-ppsim fuzz --plugin small_first.py --profile plain
+A request that is in no order is in no queue any more: nobody will ever serve it. A campaign finds that at once.
+
+    ppsim fuzz --plugin small_first.py --profile plain
 """
 
 import ppsim

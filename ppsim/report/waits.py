@@ -1,7 +1,8 @@
 """Where every rank stood when a run failed, and who waited for whom: lines of words with arrows beside them.
 
 Rule: an arrow leads from the rank that waits to the rank that it waits for; those of a circle are red, because nobody
-in it can go on. What does not fit is counted.
+in it can go on. Of a run that did not fail but was stopped nothing is red: a message may have been on its way. What
+does not fit is counted.
 """
 
 from __future__ import annotations
@@ -57,6 +58,14 @@ def circles(peers: Mapping[str, str]) -> set[str]:
     return found
 
 
+def caught(verdict: Verdict, peers: Mapping[str, str]) -> set[str]:
+    """Everybody who waits in a circle that holds; of a run that was stopped in its midst nobody can say that."""
+    return circles(peers) if verdict.kind == "fail" else set()
+
+
+STOPPED = "; the run was stopped, and might have gone on"
+
+
 def stands_of(parts: Sequence[Part]) -> dict[str, tuple[Part, Stand]]:
     """Name of the lane -> pipeline and stand, from the top down."""
     return {rank_name(part, s.rank): (part, s) for part in parts for s in part.recording.stands}
@@ -78,11 +87,12 @@ def draw_waits(
     axes = add_panel(figure, 12, top + 10, SHEET - 24, height - 10)
     axes.set_axis_off()
     says = "Where the ranks stood; an arrow leads from the one that waits to the one that it waits for"
+    says += "" if verdict.kind == "fail" else STOPPED
     axes.text(0, PITCH * 0.5, says, va="center", fontsize=9)
     shown = dict(list(stands.items())[:MOST])
     places = {name: (i + 1.5) * PITCH for i, name in enumerate(shown)}
     peers = {name: rank_name(part, s.waits_for) for name, (part, s) in shown.items() if s.waits_for is not None}
-    in_circle = circles(peers)
+    in_circle = caught(verdict, peers)
     for name, (part, stand) in shown.items():
         is_red = name in in_circle or (not in_circle and is_guilty(verdict, part, stand))
         words = sentence(name, stand, peers.get(name))

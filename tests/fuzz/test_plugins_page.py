@@ -48,8 +48,9 @@ def test_what_cannot_be_repeated_ends_as_the_page_says(tmp_path: Path, monkeypat
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_every_example_file_is_a_plugin_and_is_shown(path: Path) -> None:
+    """On the page of plug-ins, or on that of the scheduler developer, whose commands a test runs."""
     load_plugin(str(path))
-    assert f"$ cat {path.name}" in PAGE
+    assert f"$ cat {path.name}" in PAGE + (DOCS / "howto" / "developer.md").read_text(encoding="utf-8")
 
 
 def named_methods(head: str) -> list[tuple[str, str]]:

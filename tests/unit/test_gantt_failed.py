@@ -25,6 +25,7 @@ from ppsim.recording.schema import Stand
 from ppsim.report import canvas
 from ppsim.report.gantt import gantt
 from ppsim.report.lanes import parts_of
+from ppsim.report.page.ring import waits_html
 from ppsim.report.phases import doing_words, phase_words
 from ppsim.report.waits import FAILED, PITCH, circles, headline, stands_of
 from ppsim.world import SimulationResult
@@ -154,6 +155,24 @@ def test_arrows_lead_from_the_one_that_waits_to_the_one_that_is_waited_for(figur
                 start, end = (int(y // PITCH) - 1 for y in (arc[0][1], arc[3][1]))
                 arrows[start, end] = to_hex(patch.get_edgecolor())
     assert arrows == {(0, 1): FAILED, (1, 0): FAILED, (2, 1): canvas.GREY}
+
+
+def test_of_a_run_that_was_stopped_no_circle_is_called_one(figures: list[Any]) -> None:
+    """A limit was reached: two ranks that wait for each other at that moment may have a message on its way."""
+    from matplotlib.colors import to_hex
+    from matplotlib.patches import PathPatch
+
+    verdict = Verdict("unknown", 5, "stopped at run.max_iterations = 5")
+    recording = stuck(pipeline(2, 6), 1, 0)
+    gantt(recording, Path("a.png"), verdict=verdict)
+    arcs = [p for p in figures[0].axes[-1].findobj(PathPatch) if p.get_facecolor()[3] == 0]
+    assert {to_hex(arc.get_edgecolor()) for arc in arcs} == {canvas.GREY}
+    assert any(text.endswith("the run was stopped, and might have gone on") for text in texts(figures[0]))
+    page = waits_html(verdict, parts_of(recording))
+    assert "caught" not in page
+    assert "none of them can go on" not in page
+    assert "nobody waits in a circle" not in page
+    assert "class=caught" in waits_html(Verdict("fail", 3, "deadlock"), parts_of(recording))
 
 
 def test_circles_are_found_wherever_they_begin() -> None:

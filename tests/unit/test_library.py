@@ -534,7 +534,11 @@ def test_plans_have_tables() -> None:
 def test_tune_gives_its_table_and_a_scenario_that_is_the_best() -> None:
     tuned = ppsim.tune("paper/deepseek_v31_h20_pp4", prompt_tokens=16384, num_gpus=16)
     table = tuned.table()
-    assert table["ttft_s"].iloc[0] == table["ttft_s"].min() == tuned.best["ttft_s"]
+    assert table["ttft_s"].iloc[0] == tuned.best["ttft_s"]
+    fastest = table.loc[table["ttft_s"].idxmin()]  # may be a larger depth that gains a tenth of a per cent at most
+    gain = tuned.best["ttft_s"] / fastest["ttft_s"] - 1
+    assert 0 <= gain <= 0.001
+    assert gain == 0 or fastest["pp_async_batch_depth"] > table["pp_async_batch_depth"].iloc[0]
     assert table["feasible"].iloc[0]
     assert tuned.best_scenario().cluster.pp_size == table["pp_size"].iloc[0]
     with pytest.raises(ppsim.UsageError, match="at_rate_per_s"):

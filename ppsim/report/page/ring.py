@@ -12,7 +12,7 @@ from math import cos, hypot, pi, sin
 from ppsim.recording.schema import Stand, Verdict
 from ppsim.report.lanes import Part, rank_name
 from ppsim.report.page.words import text
-from ppsim.report.waits import circles, is_guilty, sentence, stands_of
+from ppsim.report.waits import STOPPED, caught, is_guilty, sentence, stands_of
 
 MOST = 16  # ranks on the circle
 WIDTH, MIDDLE = 400, 200
@@ -26,13 +26,15 @@ def waits_html(verdict: Verdict, parts: Sequence[Part]) -> str:
     if verdict.kind == "pass" or not stands:
         return ""
     peers = {name: rank_name(part, s.waits_for) for name, (part, s) in stands.items() if s.waits_for is not None}
-    caught = circles(peers)
-    lines = "".join(line(verdict, name, *stands[name], peers.get(name), caught) for name in stands)
-    says = says_of(caught, len(stands))
-    return f'<p>{text(says)}</p><div class="ring">{drawing(stands, peers, caught)}<ol>{lines}</ol></div>'
+    found = caught(verdict, peers)
+    lines = "".join(line(verdict, name, *stands[name], peers.get(name), found) for name in stands)
+    says = says_of(found, len(stands), verdict.kind == "fail")
+    return f'<p>{text(says)}</p><div class="ring">{drawing(stands, peers, found)}<ol>{lines}</ol></div>'
 
 
-def says_of(caught: set[str], num: int) -> str:
+def says_of(caught: set[str], num: int, has_failed: bool) -> str:
+    if not has_failed:
+        return f"An arrow leads from a rank that waits to the one that it waits for{STOPPED}."
     if not caught:
         return "An arrow leads from a rank that waits to the one that it waits for; nobody waits in a circle."
     who = "all ranks wait" if len(caught) == num else f"{len(caught)} of {num} ranks wait"
