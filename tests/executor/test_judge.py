@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("torch", reason="the executor extra is not installed")
 
-from executor.ending import deadlock, first_broken, verdict_of_failure, verdict_of_run
+from executor.ending import deadlock, first_broken, verdict_of_failure, verdict_of_run, verdict_of_stall
 from executor.launch import NOT_HERE, execute
 from executor.status import Status
 from executor.worker import Report
@@ -242,11 +242,12 @@ def test_a_deadlock_in_which_a_sender_has_passed_its_send_names_the_message_that
     status = Status(multiprocessing.get_context("spawn"), 2)
     status.beat(0, Recv(1, Lane.TENSOR, Kind.OUTPUT, 5, 2), 7)
     status.beat(1, Recv(0, Lane.CONTROL, Kind.META, 8, 2), 8)
-    verdict = deadlock(status, "both wait", CONFIGS)
+    verdict = verdict_of_stall({}, 2, deadlock(status, "both wait", CONFIGS), status.waits(CONFIGS))
     assert (verdict.invariant, verdict.rank, verdict.iteration, verdict.slot) == ("INV-33", 1, 6, 0), verdict.message
     assert "it owes rank 0 the output message of iteration 5, slot 2, on lane tensor" in verdict.message
     status.beat(1, Recv(0, Lane.CONTROL, Kind.META, 7, 1), 6)  # both may still send it
-    assert deadlock(status, "both wait", CONFIGS).invariant == "INV-40"
+    verdict = verdict_of_stall({}, 2, deadlock(status, "both wait", CONFIGS), status.waits(CONFIGS))
+    assert verdict.invariant == "INV-40"
 
 
 def test_ranks_of_different_length_are_not_alike() -> None:
