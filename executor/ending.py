@@ -76,8 +76,8 @@ def verdict_of_stall(
     ``waits``: what they wait for. As in the simulated world a circle in which somebody owes a message is no circle, and
     who has parted from a right rank is to blame.
     """
-    if len(reports) < pp_size:  # a process that does not run says nothing, and of some nothing can be concluded
-        return judged(verdict, (), waits)
+    if len(reports) < pp_size:  # a process that does not run says nothing, and what it has sent may never leave it
+        return judged(verdict, (), waits) if verdict.invariant is not None else verdict
     found = first_broken(reports.values())
     if found is not None:
         return blamed(verdict_of(found), reports.values())
