@@ -336,8 +336,8 @@ def test_a_full_disk_is_told_by_the_file_of_the_rank_that_found_no_room(
     monkeypatch.setattr(executor.launch, "write_launch", written)
     done = ppsim(*quick)
     assert told(done.exit_code, done.stderr) == f"ppsim: {full}: cannot be written: No space left on device"
-    recorded = read_and_replayed(tmp_path / "run")
-    assert "rank 1 has left no record: it had not started" in recorded.cuts
+    assert read_and_replayed(tmp_path / "run").decisions[1] == []
+    assert "rank 1 ended before its first iteration: starting" in read_verdict(str(tmp_path / "run")).message
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
