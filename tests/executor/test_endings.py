@@ -30,7 +30,7 @@ from ppsim.core.effects import Effects
 from ppsim.core.loop import Loop
 from ppsim.core.messages import Check, Lane
 from ppsim.core.rank import Plan, Rank
-from ppsim.errors import PpsimError, RankDied
+from ppsim.errors import PpsimError, RankDied, UsageError
 from ppsim.plugin import load
 from ppsim.plugin.plans import behind
 from ppsim.recording import PASS, Recording
@@ -348,6 +348,24 @@ def test_a_disk_that_is_full_from_the_start_is_told_before_a_process_starts(quic
     done = ppsim(*quick)
     assert told(done.exit_code, done.stderr) == f"ppsim: {full}: cannot be written: No space left on device"
     assert not [child for child in multiprocessing.active_children() if "ppsim-rank" in child.name]
+
+
+def test_an_error_behind_which_nothing_can_be_saved_is_told_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank's file took no more, and neither does the recording: the first of the two is what matters."""
+    folder = RunFolder(tmp_path)
+    write_config(tmp_path, long_request().model_dump(mode="json"))
+    write_launch(tmp_path, Recording(2, world="exec"))
+
+    def no_room(*_: Any) -> None:
+        raise UsageError("recording.jsonl: cannot be written")
+
+    monkeypatch.setattr("ppsim.recording.folder.write_run", no_room)
+    keep_what_there_is(folder, CannotRecord("rank-1.jsonl: cannot be written"))
+    told = f"left in {tmp_path}/ranks, marked incomplete (recording.jsonl: cannot be written)\n"
+    assert capsys.readouterr().err == told
+    assert incomplete(tmp_path) == "rank-1.jsonl: cannot be written"
 
 
 def test_what_is_behind_half_a_line_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
