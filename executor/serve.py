@@ -23,7 +23,7 @@ from executor.ending import verdict_of_error
 from executor.fed import Fed, FedChoices, FedClient, FedRank
 from executor.judged_rank import Place
 from executor.stage import kv_of, load_stage
-from executor.status import Status
+from executor.status import LOADING, MEETING, Status
 from executor.store import ConsensusStore
 from executor.surroundings import Surroundings
 from executor.timing import ForwardTimer
@@ -122,6 +122,7 @@ def serve(
     core = place.rank
     rank = core.config.pp_rank
     scenario, device = job.scenario, device_of(job.device, rank)
+    status.begins(rank, LOADING)
     stage = load_stage(scenario, rank, device)
     capacity_tokens = local_capacity_tokens(scenario, rank)
     try:
@@ -130,6 +131,7 @@ def serve(
         raise UsageError(
             f"scheduler.max_total_tokens: rank {rank} cannot hold the KV of {capacity_tokens} tokens: {error}"
         ) from None
+    status.begins(rank, MEETING)
     start_ns = connect(rank, job)
     store = consensus_store(rank, job)
     transport = Transport(rank, device)

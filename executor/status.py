@@ -1,6 +1,6 @@
 """What each rank is doing, in memory that the launcher can read even after the rank was killed.
 
-cell 0   1 + place of the effect in ``EFFECTS``; 0 while the rank starts; -1 between two
+cell 0   1 + place of the effect in ``EFFECTS``; 0 while the rank starts; -1 between two; less: see ``DOING``
 cell 1   iteration, -1 before the first
 cell 2   peer of a send or receive, else -1
 cell 3   number of effects so far: it stands still where the rank does
@@ -46,9 +46,12 @@ KINDS, LANES = tuple(Kind), tuple(Lane)
 EFFECTS = (Ingest, Send, Recv, Commit, Drop, Launch, AwaitTokens, Observe, AwaitLocal, Act, Reply, Decided, Harvested)
 CODE = {effect: 1 + place for place, effect in enumerate(EFFECTS)}
 WAITING = (CODE[Recv], CODE[Commit])
-STARTING, BETWEEN, OVER = 0, -1, -2
+STARTING, BETWEEN, OVER, LOADING, MEETING = 0, -1, -2, -3, -4
+BEFORE_THE_LOOP = (STARTING, LOADING, MEETING)
 DOING = {
     STARTING: "starting",
+    LOADING: "loading its part of the model",
+    MEETING: "meeting the other ranks",
     BETWEEN: "deciding",
     OVER: "done",
     CODE[Ingest]: "waiting for clients",
@@ -112,6 +115,10 @@ class Status:
     def sent(self, work: object, dst: int) -> None:
         """A send of this process's rank is under way: whoever commits it waits for that peer."""
         self.sends[work] = dst
+
+    def begins(self, rank: int, what: int) -> None:
+        """The rank is about to do ``what``: one of ``BEFORE_THE_LOOP``."""
+        self.cells[rank * NUM_CELLS] = what
 
     def over(self, rank: int) -> None:
         """The rank has ended by itself, in order."""

@@ -22,7 +22,7 @@ from contextlib import suppress
 from multiprocessing.context import BaseContext
 from typing import TYPE_CHECKING
 
-from executor.status import CODE, EFFECTS, NUM_CELLS, STARTING, Status
+from executor.status import BEFORE_THE_LOOP, CODE, EFFECTS, NUM_CELLS, Status
 from ppsim.check.observers import Before
 from ppsim.check.progress import DOES, Standing, Stuck, no_progress, state_lines
 from ppsim.core.effects import AwaitTokens, Commit, Ingest, Launch, Recv, Send
@@ -174,7 +174,7 @@ class Watchdog:
         return [rank for rank in range(self.status.pp_size) if rank not in reported]
 
     def limit_of(self, rank: int) -> int:
-        return self.start_limit_ns if self.cell(rank, 0) == STARTING else self.limit_ns
+        return self.start_limit_ns if self.cell(rank, 0) in BEFORE_THE_LOOP else self.limit_ns
 
     def cell(self, rank: int, place: int) -> int:
         return int(self.status.cells[rank * NUM_CELLS + place])
@@ -195,7 +195,7 @@ class Watchdog:
             return Standing(rank, iteration, "has ended", None, self.since[rank], done=True, slot=slot)
         if code == CODE[Commit]:
             peer = int(self.pulse.commits[rank])
-        known = DOES[EFFECTS[code - 1]] if code > 0 else "starts" if code == STARTING else "decides"
+        known = DOES[EFFECTS[code - 1]] if code > 0 else "starts" if code in BEFORE_THE_LOOP else "decides"
         doing = DOING.get(code, known)
         waits_for = peer if code in (CODE[Recv], CODE[Commit]) and peer >= 0 else None
         if not self.runs(rank, now):

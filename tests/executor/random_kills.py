@@ -205,7 +205,7 @@ def wait_for(plan: Plan, run: Run, pp_size: int) -> int:
             is_due = time.monotonic() - run.began >= plan.delay_s
         else:
             place = max(plan.victim, 0)
-            has_begun = len(stands) == pp_size and all(stand.doing != "starting" for stand in stands)
+            has_begun = len(stands) == pp_size and all(stand.iteration >= 0 for stand in stands)
             is_idle = has_begun and stands[0].doing == "waiting for clients" and stands[0].iteration > 0
             is_due = has_begun and (stands[place].iteration >= plan.iteration or is_idle)
         if is_due and plan.victim == PARENT:

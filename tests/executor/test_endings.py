@@ -30,7 +30,7 @@ from ppsim.core.effects import Effects
 from ppsim.core.loop import Loop
 from ppsim.core.messages import Check, Lane
 from ppsim.core.rank import Plan, Rank
-from ppsim.errors import PpsimError, RankDied
+from ppsim.errors import PpsimError, RankDied, UsageError
 from ppsim.plugin import load
 from ppsim.plugin.plans import behind
 from ppsim.recording import PASS, Recording, Verdict
@@ -373,8 +373,8 @@ def test_a_full_disk_is_told_by_the_file_of_the_rank_that_found_no_room(
     monkeypatch.setattr(executor.launch, "write_launch", written)
     done = ppsim(*quick)
     assert told(done.exit_code, done.stderr) == f"ppsim: {full}: cannot be written: No space left on device"
-    recorded = read_and_replayed(tmp_path / "run")
-    assert "rank 1 has left no record: it had not started" in recorded.cuts
+    assert read_and_replayed(tmp_path / "run").decisions[1] == []
+    assert "rank 1 ended before its first iteration: starting" in read_verdict(str(tmp_path / "run")).message
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
@@ -385,6 +385,24 @@ def test_a_disk_that_is_full_from_the_start_is_told_before_a_process_starts(quic
     done = ppsim(*quick)
     assert told(done.exit_code, done.stderr) == f"ppsim: {full}: cannot be written: No space left on device"
     assert not [child for child in multiprocessing.active_children() if "ppsim-rank" in child.name]
+
+
+def test_an_error_behind_which_nothing_can_be_saved_is_told_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A rank's file took no more, and neither does the recording: the first of the two is what matters."""
+    folder = RunFolder(tmp_path)
+    write_config(tmp_path, long_request().model_dump(mode="json"))
+    write_launch(tmp_path, Recording(2, world="exec"))
+
+    def no_room(*_: Any) -> None:
+        raise UsageError("recording.jsonl: cannot be written")
+
+    monkeypatch.setattr("ppsim.recording.folder.write_run", no_room)
+    keep_what_there_is(folder, CannotRecord("rank-1.jsonl: cannot be written"))
+    told = f"left in {tmp_path}/ranks, marked incomplete (recording.jsonl: cannot be written)\n"
+    assert capsys.readouterr().err == told
+    assert incomplete(tmp_path) == "rank-1.jsonl: cannot be written"
 
 
 def test_what_is_behind_half_a_line_is_never_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

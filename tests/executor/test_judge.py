@@ -16,7 +16,7 @@ pytest.importorskip("torch", reason="the executor extra is not installed")
 
 from executor.ending import deadlock, first_broken, verdict_of_failure, verdict_of_run, verdict_of_stall
 from executor.launch import NOT_HERE, execute
-from executor.status import CODE, DOING, Status
+from executor.status import CODE, DOING, LOADING, Status
 from executor.worker import Report
 from ppsim.check.blame import Departure
 from ppsim.check.together import Decides, Record, Shown, in_order
@@ -278,6 +278,8 @@ def test_whoever_has_begun_no_iteration_is_in_none_and_every_effect_has_words() 
     assert [(stand.iteration, stand.slot, stand.doing) for stand in status.stands()] == [(-1, None, "starting")] * 2
     assert status.describe(1) == "starting"
     assert set(CODE.values()) < set(DOING)
+    status.begins(1, LOADING)
+    assert status.describe(1) == "loading its part of the model"
 
 
 def test_ranks_of_different_length_are_not_alike() -> None:
