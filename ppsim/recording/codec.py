@@ -254,11 +254,14 @@ def reply_lines(replies: Sequence[TimedReply]) -> list[str]:
 ROW_LENGTH = 256  # records of a line
 
 
-def visit_lines(rank: int, visits: Sequence[int]) -> Iterator[str]:
-    """``first`` is the iteration of the first time in a row; that one is whole, the others follow by distance."""
+def visit_lines(rank: int, visits: Sequence[int], iteration: int = 0) -> Iterator[str]:
+    """``first`` is the iteration of the first time in a row; that one is whole, the others follow by distance.
+
+    ``iteration``: of ``visits[0]``.
+    """
     for first in range(0, len(visits), ROW_LENGTH):
         row = visits[first : first + ROW_LENGTH]
-        yield line_of("visits", rank, first, [row[0], *(b - a for a, b in pairwise(row))])
+        yield line_of("visits", rank, iteration + first, [row[0], *(b - a for a, b in pairwise(row))])
 
 
 def visits_of(times: Sequence[int]) -> list[int]:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from ppsim.core.effects import Decision, Harvest
 from ppsim.recording.codec import decision_fields, harvest_fields, reply_fields, text_of
@@ -49,6 +49,17 @@ def rank_digests(lists: Sequence[Sequence[T]], fields: Callable[[T], tuple[objec
             mine.append(first[place] if same else digest_of(fields(record)))
         every.append(mine)
     return every
+
+
+class Chain(Generic[T]):
+    """The running digest of records that are taken one batch after the other."""
+
+    def __init__(self, fields: Callable[[T], tuple[object, ...]]) -> None:
+        self.fields, self.link = fields, START
+
+    def take(self, records: Sequence[T]) -> None:
+        for record in records:
+            self.link = blake2b(self.link + digest_of(self.fields(record)), digest_size=SIZE).digest()
 
 
 def decision_chains(recording: Recording) -> list[list[str]]:

@@ -55,7 +55,7 @@ def prepare_folder(out: str | None, name: str, seed: int) -> RunFolder:
     replaces = False
     if path.is_dir():
         there = [file for file in FILES if (path / file).exists()]
-        replaces = (RECORDING in there and VERDICT in there) or has_ranks(path)
+        replaces = (VERDICT in there and (RECORDING in there or SUMMARY in there)) or has_ranks(path)
         if there and not replaces:
             raise UsageError(f"--out {out}: holds a {there[0]} that is not part of a run; choose another folder")
     make(path)
@@ -138,7 +138,10 @@ def write_run(
     """Fill the folder. Raises UsageError if it cannot be written."""
     path = folder.path
     put_text(path / VERDICT, json_text(verdict._asdict()))  # short, and worth most where the rest finds no room
-    write_recording(recording, path / RECORDING, summary["digest"])
+    if recording.keep == "summary":
+        (path / RECORDING).unlink(missing_ok=True)
+    else:
+        write_recording(recording, path / RECORDING, summary["digest"])
     if recording.peer is not None:
         write_recording(recording.peer, path / PEER, summary["prefill"]["digest"])
     else:
@@ -213,6 +216,11 @@ def find_recording(run: str) -> Path:
             why = incomplete(path.parent)
             if why:
                 raise UsageError(f"{path.parent} has no {RECORDING}: {why}")
+            if (path.parent / SUMMARY).is_file():
+                raise UsageError(
+                    f"{path.parent} has no {RECORDING}: the run kept its summary alone (run.keep 'summary'); run its "
+                    f"{CONFIG} again with run.keep 'file'"
+                )
             raise UsageError(f"{path.parent} is not a run folder: it has no {RECORDING}")
     return path
 

@@ -44,7 +44,10 @@ class Life:
 
 
 def summarize(recording: Recording, verdict: Verdict) -> dict[str, Any]:
-    """The summary, ready for JSON."""
+    """The summary, ready for JSON. Of records that were not kept (``run.keep``) it was counted on the way."""
+    counted = recording.counted(verdict)
+    if counted is not None:
+        return counted
     digests = digests_of(recording)
     lives = request_lives(recording)
     shares = ttft_shares(recording, lives)

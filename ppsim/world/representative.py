@@ -29,6 +29,7 @@ from ppsim.core.start import fingerprint
 from ppsim.core.tokens import count
 from ppsim.cost.stage import QuadraticCost, UnitCost
 from ppsim.recording import Recording
+from ppsim.recording.stream import RecordStream
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.tree import Scenario
 from ppsim.workload.refusals import Refusals
@@ -103,11 +104,13 @@ class Representative:
         self.back = looks_back(configs[0])
         self.offset = max(self.back)
         self.launched = bytearray(self.offset)  # by iteration, behind ``offset`` visits that never were
-        self.shapes: list[Shape] = []  # by iteration; equal ones are one object
+        self.shapes: list[Shape] = []  # by iteration, from ``forgotten`` on; equal ones are one object
+        self.forgotten = 0
         self.known: dict[Shape, Shape] = {}
         self.kept = 2 * self.num_ranks + configs[0].num_slots + 2  # iterations for which a batch is asked for
         self.max_iterations = scenario.run.max_iterations
         self.outputs: dict[int, Output] = {}
+        self.stream = setting.recording if isinstance(setting.recording, RecordStream) else None
         self.told: tuple[list[fx.Reply], list[fx.Reply]] = ([], [])
         self.place = 0  # which of the two the next reply belongs to
         self.alike = stages_alike(setting)
@@ -127,11 +130,14 @@ class Representative:
         self._share(setting.recording)
 
     def _share(self, recording: Recording) -> None:
-        """The ranks have one list of decisions and one of harvests, and a list of times each."""
+        """The ranks have one list of decisions and one of harvests, and lists of times each."""
         recording.decisions = [recording.decisions[0]] * self.num_ranks
         recording.harvests = [recording.harvests[0]] * self.num_ranks
         recording.visits = [stage.visits for stage in self.stages]
         recording.spans = [stage.spans for stage in self.stages]
+        for stage in self.stages if self.num_ranks > 1 else ():  # each rank keeps what it received
+            for kind, is_hidden in (("hidden", True), ("output", False)):
+                recording.messages[stage.before.rank, stage.rank, kind] = stage.received[is_hidden]
         self.setting.ranks = [Represented(self, stage) for stage in self.stages]  # type: ignore[misc]
 
     def run(self) -> None:
@@ -139,7 +145,9 @@ class Representative:
         try:
             self._run()
         finally:  # what is ended from outside leaves what it has
-            self._place_messages()
+            messages = self.setting.recording.messages
+            for key in [key for key, mine in messages.items() if not mine]:
+                del messages[key]
         self._conclude()
 
     def _run(self) -> None:
@@ -157,18 +165,11 @@ class Representative:
         for wave in range(end, end + self.num_ranks - 1):
             self._wave(wave)
 
-    def _place_messages(self) -> None:
-        """Each rank has kept what it received."""
-        recording = self.setting.recording
-        for stage in self.stages:
-            for kind, messages in (("hidden", stage.received[True]), ("output", stage.received[False])):
-                if messages:
-                    recording.messages[stage.before.rank, stage.rank, kind] = messages
-
     def _conclude(self) -> None:
         """See that nothing is left."""
-        recording = self.setting.recording
-        left = rank_leftover(self.rank) or unanswered(self.setting.watch, [a.rid for a in recording.arrivals])
+        # Of a stream the client has handed out all requests, and what was owed to those that have ended is forgotten.
+        arrived = [] if self.stream is not None else [a.rid for a in self.setting.recording.arrivals]
+        left = rank_leftover(self.rank) or unanswered(self.setting.watch, arrived)
         if left is not None:
             raise CannotRepresent(left[1])
         if max(stage.host for stage in self.stages) > MAX_TIME_NS:
@@ -178,11 +179,11 @@ class Representative:
 
     def _wave(self, wave: int) -> None:
         """Rank k makes its iteration ``wave - k``; the first rank's has been decided."""
-        shapes, runs, tails = self.shapes, self.runs, []
+        shapes, runs, tails, at = self.shapes, self.runs, [], wave - self.forgotten
         for k in self.descending:
-            i = wave - k
-            if 0 <= i < len(shapes):
-                head, tail = runs[k].get(shapes[i]) or self._bind(k, shapes[i])
+            if 0 <= at - k < len(shapes):
+                i, shape = wave - k, shapes[at - k]
+                head, tail = runs[k].get(shape) or self._bind(k, shape)
                 for word in head:
                     word(i)
                 if tail:
@@ -231,6 +232,8 @@ class Representative:
         i, first, client, watch = effect.iteration, self.stages[0], self.client, self.setting.watch
         if i:
             self._wave(i - 1)
+        if self.stream is not None and self.stream.is_due:
+            self._forget(self.stream)
         before = -1
         while i != before and (not effect.idle or client.by_iteration):
             before, i = i, self._pass_empty(i, idle=effect.idle)
@@ -243,6 +246,14 @@ class Representative:
             recording.ingested(i, inputs, first.host)
         watch.ingested(i, inputs, effect.idle)
         return inputs
+
+    def _forget(self, stream: RecordStream) -> None:
+        """Records that are complete are passed on; what was decided so long ago concerns no rank any more."""
+        stream.pass_on()
+        num = max(len(self.shapes) - self.kept, 0)
+        del self.shapes[:num]
+        self.forgotten += num
+        del self.launched[: max(len(self.launched) - self.offset, 0)]
 
     def _pass_empty(self, i: int, *, idle: bool) -> int:
         """Pass visits of empty slots until something is due; the iteration at which the first rank stands then.
@@ -317,6 +328,8 @@ class Representative:
         told, recording = self.told[place], self.setting.recording
         for reply in told:
             recording.reply(now_ns, reply)
+            if self.stream is not None and reply.status != "token":
+                self.setting.sampler.ended(reply.rid)
             for at_ns, request in self.client.replied(reply, now_ns):
                 recording.arrival(request.rid, at_ns, count(request.prompt), request.max_new_tokens)
         told.clear()
