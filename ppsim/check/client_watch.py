@@ -84,7 +84,8 @@ class Watch:
             raise StopRun(f"stopped at run.max_iterations = {self.max_iterations}", EXIT_UNKNOWN, iteration)
         if (inputs or idle) and not self.is_shut:
             self.empty_iterations = self.quiet_iterations = 0
-        self.is_shut |= any(isinstance(item, Shutdown) for item in inputs)
+        if inputs:
+            self.is_shut |= any([isinstance(item, Shutdown) for item in inputs])
         self._is_alive(iteration)
 
     def decided(self, decision: Decision) -> None:

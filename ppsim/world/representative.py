@@ -40,8 +40,14 @@ from ppsim.world.run_setting import Setting
 from ppsim.world.scripts import BATCH, NOTHING, SILENT, Scripts, Shape, Unscripted, looks_back
 from ppsim.world.stage_times import NOTHING_HAPPENS, CannotRepresent, Flight, StageTimes
 
-Run = tuple[list[Callable[[int], None]], list[Callable[[int], None]]]
+Step = tuple[Callable[[int], None], int]
+"""A word of a rank's clocks, and the rank."""
+Run = tuple[list[Step], list[Step]]
 """Head and tail of a script, bound to a rank."""
+NEVER = 3
+"""A visit that never was, before the first and behind the last, beside what one may have launched (``scripts.py``)."""
+MAX_STEPS = 100_000
+"""Of waves that are remembered, times their ranks: some megabytes."""
 
 
 class Represented:
@@ -99,14 +105,12 @@ class Representative:
         roles: dict[tuple[bool, bool, bool], Scripts] = {}  # what an order of effects may depend on
         self.scripts = [roles.setdefault((c.is_first, c.is_last, c.pp_rank % 2 == 0), Scripts(c)) for c in configs]
         self.runs: list[dict[Shape, Run]] = [{} for _ in self.stages]
+        self.waves: dict[bytes, list[Step]] = {}  # by what the visits launched that it depends on
         self.descending = tuple(reversed(range(self.num_ranks)))
         self.odd_first = scenario.scheduler.exchange_order == "parity"  # their receives need nobody else's
         self.back = looks_back(configs[0])
-        self.offset = max(self.back)
-        self.launched = bytearray(self.offset)  # by iteration, behind ``offset`` visits that never were
-        self.shapes: list[Shape] = []  # by iteration, from ``forgotten`` on; equal ones are one object
-        self.forgotten = 0
-        self.known: dict[Shape, Shape] = {}
+        self.reach = max(self.back) + self.num_ranks  # visits that a wave depends on
+        self.launched = bytearray([NEVER]) * self.reach  # by iteration, behind those that never were
         self.kept = 2 * self.num_ranks + configs[0].num_slots + 2  # iterations for which a batch is asked for
         self.max_iterations = scenario.run.max_iterations
         self.outputs: dict[int, Output] = {}
@@ -163,6 +167,7 @@ class Representative:
             raise CannotRepresent(str(error)) from error
         end = self.rank.iteration
         for wave in range(end, end + self.num_ranks - 1):
+            self.launched.append(NEVER)
             self._wave(wave)
 
     def _conclude(self) -> None:
@@ -178,41 +183,41 @@ class Representative:
     # --- time ----------------------------------------------------------------------------------------------------
 
     def _wave(self, wave: int) -> None:
-        """Rank k makes its iteration ``wave - k``; the first rank's has been decided."""
-        shapes, runs, tails, at = self.shapes, self.runs, [], wave - self.forgotten
+        """Rank k makes its iteration ``wave - k``; the first rank's has been decided, and is the last one that was."""
+        visits = bytes(self.launched[-self.reach :])
+        for word, k in self.waves.get(visits) or self._steps(visits):
+            word(wave - k)
+        self.flights.pop(wave - self.kept, None)
+
+    def _steps(self, visits: bytes) -> list[Step]:
+        """What the ranks do in a wave, in order, given what its visits launched."""
+        heads: list[Step] = []
+        tails: list[tuple[int, list[Step]]] = []
         for k in self.descending:
-            if 0 <= at - k < len(shapes):
-                i, shape = wave - k, shapes[at - k]
-                head, tail = runs[k].get(shape) or self._bind(k, shape)
-                for word in head:
-                    word(i)
-                if tail:
-                    tails.append((k, i, tail))
+            own = len(visits) - 1 - k
+            if visits[own] != NEVER:
+                shape = tuple([visits[own - back] % NEVER for back in self.back])
+                head, tail = self.runs[k].get(shape) or self._bind(k, shape)
+                heads += head
+                tails.append((k, tail))
         if self.odd_first:
             tails.sort(key=is_even)
-        for _, i, tail in tails:
-            for word in tail:
-                word(i)
-        self.flights.pop(wave - self.kept, None)
+        if len(self.waves) * self.num_ranks > MAX_STEPS:
+            self.waves.clear()
+        found = self.waves[visits] = heads + [step for _, tail in tails for step in tail]
+        return found
 
     def _bind(self, k: int, shape: Shape) -> Run:
         """The script of a shape, as calls of a rank's clocks."""
         scripts, stage = self.scripts[k], self.stages[k]
         script = scripts.script(shape)
-        head = [stage.word(word) for word in script.head]
+        head = [(stage.word(word), k) for word in script.head]
         if script.head == NOTHING_HAPPENS:
-            head = [stage.nothing]
-        found = self.runs[k][shape] = (head, [stage.word(word) for word in script.tail])
+            head = [(stage.nothing, k)]
+        found = self.runs[k][shape] = (head, [(stage.word(word), k) for word in script.tail])
         stage.output_sent_age = scripts.output_age.get("send_output", 0)
         stage.output_read_age = scripts.output_age.get("await_tokens", 0)
         return found
-
-    def _decide(self, what: int) -> None:
-        """The first rank's next iteration launches this."""
-        self.launched.append(what)
-        at, launched = len(self.launched) - 1, self.launched
-        shape = tuple([launched[at - back] for back in self.back])
-        self.shapes.append(self.known.setdefault(shape, shape))
 
     # --- effects of the first rank -------------------------------------------------------------------------------
 
@@ -250,10 +255,7 @@ class Representative:
     def _forget(self, stream: RecordStream) -> None:
         """Records that are complete are passed on; what was decided so long ago concerns no rank any more."""
         stream.pass_on()
-        num = max(len(self.shapes) - self.kept, 0)
-        del self.shapes[:num]
-        self.forgotten += num
-        del self.launched[: max(len(self.launched) - self.offset, 0)]
+        del self.launched[: -self.reach]
 
     def _pass_empty(self, i: int, *, idle: bool) -> int:
         """Pass visits of empty slots until something is due; the iteration at which the first rank stands then.
@@ -264,7 +266,7 @@ class Representative:
         if self.max_iterations:
             num = min(num, self.max_iterations - i)
         while passed < num and not self.client.has_input(i + passed, self.stages[0].host):
-            self._decide(NOTHING)
+            self.launched.append(NOTHING)
             self._wave(i + passed)
             passed += 1
         if passed:
@@ -282,14 +284,14 @@ class Representative:
     def _decided(self, effect: fx.Decided) -> None:
         decision = effect.decision
         if not decision.pieces:
-            self._decide(NOTHING)
+            self.launched.append(NOTHING)
         self.setting.recording.decisions[0].append(decision)
         self.setting.watch.decided(decision)
         self.place = 0
 
     def _launch(self, effect: fx.Launch) -> tuple[int, ...]:
         batch, setting = effect.batch, self.setting
-        self._decide(SILENT if batch.skip_output_comm else BATCH)
+        self.launched.append(SILENT if batch.skip_output_comm else BATCH)
         self.refusals.launched(batch)
         work = [(p.prefix_len, p.new_tokens, p.is_decode) for p in batch.pieces]
         cost, slot, num_ranks = setting.cost, batch.slot, self.num_ranks
@@ -335,7 +337,7 @@ class Representative:
         told.clear()
 
 
-def is_even(tail: tuple[int, int, object]) -> bool:
+def is_even(tail: tuple[int, object]) -> bool:
     return tail[0] % 2 == 0
 
 
