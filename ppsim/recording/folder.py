@@ -27,6 +27,7 @@ from ppsim.recording.reader import RecordingError, read_recording
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import Verdict
 from ppsim.recording.standing import read_standing
+from ppsim.recording.stream import Counted
 from ppsim.recording.writer import write_recording
 
 RUNS = Path("runs")
@@ -242,6 +243,23 @@ def open_run(run: str) -> Recording:
     return recording
 
 
+def open_summary(run: str) -> Counted | None:
+    """A run that kept its summary alone (``run.keep``); None of any other."""
+    try:
+        path = find_run(run)
+        if not path.is_dir() or (path / RECORDING).exists() or has_ranks(path):
+            return None
+        summary = parse_json((path / SUMMARY).read_text(encoding="utf-8"))
+        return Counted(summary)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def folder_of(run: str) -> Path:
+    """The folder of a run, or of the recording file that is named. Raises UsageError where there is none."""
+    return find_run(run) if open_summary(run) is not None else find_recording(run).parent
+
+
 def not_ended(folder: Path) -> Verdict:
     """Of a run without an end: what each rank was doing when it was last heard of."""
     lines = [incomplete(folder) or UNDER_WAY, *stand_lines(read_standing(folder))]
@@ -260,8 +278,8 @@ def stand_lines(stands: Sequence[Stand]) -> list[str]:
 
 
 def read_verdict(run: str) -> Verdict:
-    """The verdict beside a recording; unknown where there is only the recording."""
-    path = find_recording(run).parent / VERDICT
+    """The verdict beside a recording, or a summary; unknown where there is only the recording."""
+    path = folder_of(run) / VERDICT
     try:
         fields = parse_json(path.read_text(encoding="utf-8"))
         return Verdict(**fields)

@@ -103,6 +103,18 @@ class RecordStream(Recording):
         return self.spool.lines(self)
 
 
+class Counted(Recording):
+    """What is left of a run that kept its summary alone."""
+
+    def __init__(self, summary: dict[str, Any]) -> None:
+        super().__init__(len(summary["stages"]), name=summary["name"], seed=summary["seed"], world=summary["world"])
+        self.keep = "summary"
+        self.summary = summary
+
+    def counted(self, verdict: Verdict) -> dict[str, Any]:
+        return self.summary
+
+
 def whole_rows(times: list[Any]) -> int:
     """How many of them fill lines; the rest stays for the next ones."""
     return len(times) // ROW_LENGTH * ROW_LENGTH
