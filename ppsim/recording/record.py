@@ -155,10 +155,10 @@ class Recording:
         """The rank has ended by itself: nothing follows."""
 
     def refused_requests(self) -> tuple[int, int, str]:
-        """How many requests were refused, of how many ids that arrived, and the first of them with the reason."""
+        """How many requests were refused, of how many that arrived, and the first of them with the reason."""
         arrived = {a.rid for a in self.arrivals}
         refused = [r for r in self.replies if r.status == "refused" and r.rid in arrived]
-        return len(refused), len(arrived), f"{refused[0].rid}: {refused[0].reason}" if refused else ""
+        return len(refused), len(self.arrivals), f"{refused[0].rid}: {refused[0].reason}" if refused else ""
 
     def counted(self, verdict: Verdict) -> dict[str, Any] | None:
         """The summary, where records were counted as they came and not kept."""

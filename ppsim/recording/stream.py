@@ -176,6 +176,8 @@ class Spool:
         for message in r.warnings:
             yield line_of("warning", message)
         yield from self.section("arrival")
+        for refused in r.refusals:
+            yield line_of("refusal", *refused)
         yield from self.section("ingested")
         for k in range(self.num_ranks):
             for kind, num in (("decision", self.num_decisions), ("harvest", self.num_harvests)):

@@ -33,10 +33,9 @@ FIT_BATCH = 256
 
 def stream_workload(s: Scenario) -> Workload:
     """All requests of a run, most of them still to come. Raises TraceError for a trace that cannot be read."""
-    made = {"generated": coming_draws, "trace": coming_rows}.get(s.workload.source)
-    if made is None:
+    if s.workload.source not in SOURCES:
         return build_workload(s)
-    return replace(made(s), controls=controls(s), concurrency=s.workload.concurrency)
+    return replace(SOURCES[s.workload.source](s), controls=controls(s), concurrency=s.workload.concurrency)
 
 
 def coming_draws(s: Scenario) -> Workload:
@@ -64,9 +63,14 @@ def coming_rows(s: Scenario) -> Workload:
     return Workload((), warnings, coming=lambda: row_arrivals(s, head, islice(found.rows(), num)), num_coming=num)
 
 
+SOURCES = {"generated": coming_draws, "trace": coming_rows}
+
+
 def cannot_stream(s: Scenario) -> list[str]:
     """Why the requests of a scenario cannot be made as they are read, a sentence for each key that says so."""
     w = s.workload
+    if w.source not in SOURCES:
+        return []
     reasons = (
         (bool(w.num_sessions), "workload.num_sessions: a turn follows the answer to the one before"),
         (bool(s.chance.max_arrival_delay), "chance.max_arrival_delay: a request may come behind a later one"),

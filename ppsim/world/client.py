@@ -112,6 +112,7 @@ class Sampler:
         self.span = max(1, scenario.model.vocab_size - FIRST_TOKEN_ID)
         self.stop_after = {a.request.rid: a.stop_after for a in workload.arrivals if a.stop_after}
         self.recorded = recorded or {}
+        self.forgets = workload.coming is not None  # requests are made on the way, each with an id of its own
 
     def noting(self, arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
         """Requests that are made on the way, each known here before anybody else has it."""
@@ -122,7 +123,8 @@ class Sampler:
 
     def ended(self, rid: str) -> None:
         """Nobody asks for a token of it any more."""
-        self.stop_after.pop(rid, None)
+        if self.forgets:
+            self.stop_after.pop(rid, None)
 
     def token(self, rid: str, position: int) -> int:
         """The ``position``-th output token of a request, from 1."""

@@ -150,8 +150,8 @@ class Representative:
             self._run()
         finally:  # what is ended from outside leaves what it has
             messages = self.setting.recording.messages
-            for key in [key for key, mine in messages.items() if not mine]:
-                del messages[key]
+            for key in [key for key, mine in messages.items() if not mine and self.stream is None]:
+                del messages[key]  # nothing went that way
         self._conclude()
 
     def _run(self) -> None:
@@ -330,7 +330,7 @@ class Representative:
         told, recording = self.told[place], self.setting.recording
         for reply in told:
             recording.reply(now_ns, reply)
-            if self.stream is not None and reply.status != "token":
+            if reply.status != "token":
                 self.setting.sampler.ended(reply.rid)
             for at_ns, request in self.client.replied(reply, now_ns):
                 recording.arrival(request.rid, at_ns, count(request.prompt), request.max_new_tokens)

@@ -182,7 +182,8 @@ def streamed(
         place=place,
     )
     choices = SeededChoices(scenario.seed)
-    setting = prepare(scenario, progress, choices, Given(), stream_workload(scenario), recording)
+    workload = decided(stream_workload(scenario), scenario.chance, choices)
+    setting = prepare(scenario, progress, choices, Given(), workload, recording)
     try:
         run_represented(setting, began)
     except CannotRepresent as error:
