@@ -85,7 +85,7 @@ class Watch:
         if (inputs or idle) and not self.is_shut:
             self.empty_iterations = self.quiet_iterations = 0
         if inputs:
-            self.is_shut |= any([isinstance(item, Shutdown) for item in inputs])
+            self.is_shut |= any(isinstance(item, Shutdown) for item in inputs)
         self._is_alive(iteration)
 
     def decided(self, decision: Decision) -> None:

@@ -44,7 +44,9 @@ def simulated(
     limit = Limit(max_s, last_resort)
     try:
         with told_to_end(), limit:
-            result = simulate(scenario, progress=progress, change=change, began=limit.began, fast=fast, place=folder.path)
+            result = simulate(
+                scenario, progress=progress, change=change, began=limit.began, fast=fast, place=folder.path
+            )
         return result.recording, result.verdict
     except OutOfTime as stop:
         if limit.setting is None:

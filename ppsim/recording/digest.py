@@ -55,7 +55,8 @@ class Chain(Generic[T]):
     """The running digest of records that are taken one batch after the other."""
 
     def __init__(self, fields: Callable[[T], tuple[object, ...]]) -> None:
-        self.fields, self.link = fields, START
+        self.fields: Callable[[T], tuple[object, ...]] = fields
+        self.link = START
 
     def take(self, records: Sequence[T]) -> None:
         for record in records:

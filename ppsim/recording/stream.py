@@ -1,4 +1,4 @@
-"""A recording that does not grow: every few thousand iterations its records are counted, written if wanted, and dropped.
+"""A recording that does not grow: every few thousand iterations its records are counted, perhaps written, and dropped.
 
 Rule: what it writes is what ``writer.write_recording`` writes of the same run, to the byte, and what it counts is what
 ``summary.summarize`` reads from it (``tally.py``). For a run whose ranks decide alike (``ppsim.world.representative``):
@@ -79,7 +79,8 @@ class RecordStream(Recording):
         held: tuple[list[Any], ...] = (self.arrivals, self.ingestions, self.replies, self.samples)
         for records in (*held, self.decisions[0], self.harvests[0], *self.spans):
             records.clear()
-        for times in (*self.visits, *self.messages.values()):
+        rows: tuple[list[Any], ...] = (*self.visits, *self.messages.values())
+        for times in rows:
             del times[: len(times) if all_of_it or self.spool is None else whole_rows(times)]
 
     def refused_requests(self) -> tuple[int, int, str]:

@@ -1,7 +1,7 @@
 """The figures of a summary, counted while a run goes on: what ``summary.summarize`` reads from all records at once.
 
-Rule: records are taken in the order of their iterations, whatever batches they come in, and nothing is kept of a request
-that has ended. So memory grows with the requests that are under way, and with nothing else. What the words mean is
+Rule: records are taken in the order of their iterations, whatever batches they come in, and nothing is kept of a
+request that has ended. So memory grows with the requests that are under way, and with nothing else. What the words mean is
 defined in ``summary.py``; a test holds the two against each other, figure by figure.
 
     from           what is counted
@@ -19,7 +19,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from ppsim.core.effects import Decision
+from ppsim.core.effects import Decision, Harvest
 from ppsim.recording.codec import decision_fields, harvest_fields
 from ppsim.recording.digest import Chain
 from ppsim.recording.quantiles import MAX_RELATIVE_ERROR, Quantiles
@@ -27,6 +27,7 @@ from ppsim.recording.record import Recording
 from ppsim.recording.schema import Arrival, Ingested, Span, TimedReply, Verdict
 from ppsim.recording.stalls import StallCounter, stalls_json
 from ppsim.recording.summary import NS_PER_S, StageTimes, bubble_ratio, rate, statistics
+
 
 class Logical(Protocol):
     """A record that belongs to an iteration of the first rank."""
@@ -120,7 +121,8 @@ class Tally:
         self.busy = [Busy() for _ in range(num_ranks)]
         self.in_flight = InFlight()
         self.stalls = StallCounter(MAX_CLOSINGS)
-        self.decisions, self.harvests = Chain(decision_fields), Chain(harvest_fields)
+        self.decisions = Chain[Decision](decision_fields)
+        self.harvests = Chain[Harvest](harvest_fields)
 
     # --- records ---------------------------------------------------------------------------------------------
 
@@ -248,7 +250,9 @@ class Tally:
     def as_json(self, recording: Recording, verdict: Verdict) -> dict[str, Any]:
         """The summary, as ``summary.summarize`` makes it of kept records; the run's own digest needs its replies."""
         begun = [busy for busy in self.busy if busy.start_ns is not None]
-        window = (min([busy.start_ns or 0 for busy in begun]), max([busy.end_ns for busy in begun])) if begun else (0, 0)
+        window = (
+            (min([busy.start_ns or 0 for busy in begun]), max([busy.end_ns for busy in begun])) if begun else (0, 0)
+        )
         stages = [StageTimes(k, busy.covered_ns, window[1] - window[0], 1) for k, busy in enumerate(self.busy)]
         makespan_ns = self.makespan_ns(window)
         decisions = self.decisions.link.hex()

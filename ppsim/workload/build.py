@@ -230,9 +230,7 @@ def row_arrivals(s: Scenario, trace: Trace, rows: Iterator[TraceRow]) -> Iterato
 def reading_of(w: WorkloadKeys) -> Reading:
     """How a trace is to be read."""
     c = w.columns
-    return Reading(
-        w.block_tokens, w.time_unit, c.time, c.prompt, c.output, w.skip_bad_lines, w.tokenizer, w.num_turns
-    )
+    return Reading(w.block_tokens, w.time_unit, c.time, c.prompt, c.output, w.skip_bad_lines, w.tokenizer, w.num_turns)
 
 
 def chosen_rows(trace: Trace, num_requests: int | None) -> list[TraceRow]:

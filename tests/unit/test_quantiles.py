@@ -1,4 +1,4 @@
-"""Percentiles of values that are not kept: numpy's, exactly while there are few, and within the stated error of many."""
+"""Percentiles of values that are not kept: numpy's, exactly while they are few, and within the stated error of many."""
 
 from __future__ import annotations
 

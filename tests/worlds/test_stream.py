@@ -1,4 +1,4 @@
-"""A run that keeps less (``run.keep``) decides, times and writes as one that keeps all, in memory that does not grow."""
+"""A run that keeps less (``run.keep``) decides, times and writes as one that keeps all; its memory does not grow."""
 
 from __future__ import annotations
 
@@ -121,7 +121,9 @@ def test_many_requests_have_percentiles_within_the_stated_error(monkeypatch: pyt
 
 
 def peak_of(num_requests: int, keep: str) -> int:
-    made = scenario({**LOAD, "workload.num_requests": num_requests, "run.keep": keep, "scheduler.disable_radix_cache": True})
+    made = scenario(
+        {**LOAD, "workload.num_requests": num_requests, "run.keep": keep, "scheduler.disable_radix_cache": True}
+    )
     tracemalloc.start()
     try:
         result = simulate(made, fast=None)
@@ -136,9 +138,8 @@ def test_memory_does_not_grow_with_the_number_of_requests(monkeypatch: pytest.Mo
     monkeypatch.setattr(stream, "BATCH_ITERATIONS", 30)
     monkeypatch.setattr(tally, "Quantiles", lambda: ppsim.recording.quantiles.Quantiles(20))
     monkeypatch.setattr("ppsim.check.client_watch.MAX_REMEMBERED", 20)
-    grown = {keep: peak_of(400, keep) - peak_of(150, keep) for keep in ("all", "summary", "file")}
+    grown = {keep: peak_of(300, keep) - peak_of(100, keep) for keep in ("all", "summary")}
     assert grown["all"] > 10 * grown["summary"]
-    assert grown["all"] > 5 * grown["file"]
 
 
 # --- requests that are made as they are read -------------------------------------------------------------------
