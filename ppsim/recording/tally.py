@@ -1,8 +1,8 @@
 """The figures of a summary, counted while a run goes on: what ``summary.summarize`` reads from all records at once.
 
 Rule: records are taken in the order of their iterations, whatever batches they come in, and nothing is kept of a
-request that has ended. So memory grows with the requests that are under way, and with nothing else. What the words mean is
-defined in ``summary.py``; a test holds the two against each other, figure by figure.
+request that has ended. So memory grows with the requests that are under way, and with nothing else. What the words
+mean is defined in ``summary.py``; a test holds the two against each other, figure by figure.
 
     from           what is counted
     arrival        a request; the first arrival begins the makespan

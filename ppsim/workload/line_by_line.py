@@ -1,7 +1,8 @@
 """A trace of Mooncake's format that is read twice, line by line, and never held: once to look at, once to serve.
 
 Rule: only what needs nothing put right is read so: every line a request with all four fields, in order of time, with
-ids for blocks of the expected size, and times whose unit is not in doubt. Whatever else a file may be, ``trace.read_trace``
+ids for blocks of the expected size, and times whose unit is not in doubt. Whatever else a file may be,
+``trace.read_trace``
 reads it whole, and says what it did or what is wrong. So both readings give the same rows and the same sentences.
 """
 

@@ -87,7 +87,8 @@ def simulate(
     Raises ScenarioError where it is asked for and not possible. A run that does not pass so is made again by events,
     which have every rank to report on.
 
-    Where ``run.keep`` is not "all", one rank stands for all, or ScenarioError says why it cannot; the records are in a file, or nowhere (``recording/stream.py``). ``place``: a folder for what is written meanwhile.
+    Where ``run.keep`` is not "all", one rank stands for all, or ScenarioError says why it cannot; the records are
+    in a file, or nowhere (``recording/stream.py``). ``place``: a folder for what is written meanwhile.
     """
     if scenario.run.keep != "all":
         return streamed(scenario, progress, began, place, cannot_keep_less(scenario, choices, change, given, fast))
