@@ -66,6 +66,7 @@ def run_one(row: Row) -> Row:
             raw: dict[str, object] = {"name": "load"}
             load = {"num_requests": row["requests"], "rate_per_s": 4.0, "input_length.value": 2048}
             load |= {"output_length.value": 128}
+            keys |= {"model.num_hidden_layers": STAGES[-1]}  # a stage has a layer at least
             for key, value in (keys | {f"workload.{name}": value for name, value in load.items()}).items():
                 put(raw, key, value)
             scenario = validate(raw)
