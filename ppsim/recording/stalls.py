@@ -75,7 +75,8 @@ class StallCounter:
     def take(self, decisions: Iterable[Decision]) -> None:
         for decision in decisions:
             self.num_deferred += decision.stall == DEFERRED
-            self.num_empty += any(new_tokens == 0 for _, _, new_tokens in decision.pieces)
+            if decision.mode != "decode":  # a row of a decode batch is a token
+                self.num_empty += any(new_tokens == 0 for _, _, new_tokens in decision.pieces)
             closing = self.open_in.get(decision.slot)
             if decision.stall != CLOSED:
                 if closing is not None:

@@ -36,6 +36,7 @@ from ppsim.world.chance import decided, failing
 from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
+from ppsim.world.collector import seldom_collected
 from ppsim.world.driver import SimulatedRank
 from ppsim.world.ending import deadlock, first_cause, leftovers, warn_of_what_had_no_effect
 from ppsim.world.milestones import Marks
@@ -149,7 +150,8 @@ def run_represented(setting: Setting, began: Callable[[Setting], None] | None) -
     world = Representative(setting)
     if began is not None:
         began(setting)
-    world.run()
+    with seldom_collected():
+        world.run()
     warn_of_what_had_no_effect(setting)
 
 
