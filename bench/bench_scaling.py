@@ -33,6 +33,7 @@ STAGES = (1, 2, 4, 8, 16, 32, 64)
 DEPTHS = (0, 1, 2, 3, 4)
 NUM_SMALL = 60  # requests of the runs over stages and depths
 BARE_MESSAGES = 200_000
+TICKS = (1, 3, 10, 30, 100, 300, 1000, 3000, 10_000, 30_000, 100_000)
 Row = dict[str, Any]
 
 
@@ -128,6 +129,15 @@ A message between two SimPy processes that do nothing else costs {bare:.1f} us t
 """
 
 
+END = """
+- **Requests**: CPU grows as they do. Memory is that of what is under way and of the cache of prefixes, which fills its
+  pool; prompts and records are made and dropped on the way.
+- **Stages**: one rank's scheduler is all that runs; of every other rank a few additions an iteration are left. But a
+  ring of more stages has more slots, and more iterations for the same tokens.
+- **Depth** gives the ring more slots as well, so that a batch has fewer rows.
+"""
+
+
 def page(rows: list[Row]) -> str:
     bare_us = next(1e6 * row["cpu_s"] / row["messages"] for row in rows if row["part"] == "bare")
     machine = next(row["machine"] for row in rows if row["part"] == "bare")
@@ -146,18 +156,23 @@ def page(rows: list[Row]) -> str:
                 f"{row['peak_mib']:.0f} |"
             )
         lines.append("")
-    lines += [f"## Stages and depth: us of CPU an iteration of all ranks, {NUM_SMALL} requests", ""]
-    lines += ["| stages | " + " | ".join(f"depth {depth}" for depth in DEPTHS) + " | a rank, depth 0 |"]
+    lines += [f"## Stages and depth: ms of CPU a request, of {NUM_SMALL}", ""]
+    lines += ["| stages | " + " | ".join(f"depth {depth}" for depth in DEPTHS) + " | iterations, depth 0 |"]
     lines.append("| --- " * (len(DEPTHS) + 2) + "|")
     for pp in STAGES:
-        cells = [us_an_iteration(rows, pp, depth) for depth in DEPTHS]
-        lines.append(f"| {pp} | " + " | ".join(f"{cell:.0f}" for cell in cells) + f" | {cells[0] / pp:.1f} |")
-    return "\n".join(lines)
+        cells = " | ".join(f"{ms_a_request(rows, pp, depth):.1f}" for depth in DEPTHS)
+        lines.append(f"| {pp} | {cells} | {of_stages(rows, pp, 0)['num_iterations']:,} |")
+    return "\n".join([*lines, END])
 
 
-def us_an_iteration(rows: list[Row], pp: int, depth: int) -> float:
+def of_stages(rows: list[Row], pp: int, depth: int) -> Row:
     (row,) = (r for r in rows if (r["part"], r.get("pp"), r.get("depth")) == ("stages", pp, depth))
-    return float(1e6 * row["simulate_s"] / row["num_iterations"])
+    return row
+
+
+def ms_a_request(rows: list[Row], pp: int, depth: int) -> float:
+    row = of_stages(rows, pp, depth)
+    return float(1e3 * row["simulate_s"] / row["requests"])
 
 
 def draw(rows: list[Row], path: Path) -> None:
@@ -177,12 +192,21 @@ def draw(rows: list[Row], path: Path) -> None:
         straight = [last["process_s"] * n / last["requests"] for n in num]
         cpu.loglog(num, straight, color="0.6", linestyle=":", label="proportional" if part == "requests" else None)
     for depth in DEPTHS:
-        stages.loglog(STAGES, [us_an_iteration(rows, pp, depth) for pp in STAGES], marker=".", label=f"depth {depth}")
+        stages.loglog(STAGES, [ms_a_request(rows, pp, depth) for pp in STAGES], marker=".", label=f"depth {depth}")
     cpu.set(xlabel="requests", ylabel="CPU seconds", title="CPU, whole process")
     memory.set(xlabel="requests", ylabel="MiB", title="Peak memory", ylim=(0, None))
-    stages.set(xlabel="stages", ylabel="us of CPU", title="An iteration of all ranks")
+    stages.set(xlabel="stages", ylabel="ms of CPU", title="A request, all ranks")
     stages.set_xticks(STAGES, [str(pp) for pp in STAGES])
-    stages.minorticks_off()
+    for axes in (cpu, memory, stages):
+        axes.minorticks_off()
+    for axis in (cpu.xaxis, cpu.yaxis, memory.xaxis, stages.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,g}")
+    most = max(row.get("requests", 0) for row in rows)
+    for axes in (cpu, memory):
+        axes.set_xticks([tick for tick in TICKS if tick < 2 * most])
+        axes.set_xlim(150, 1.6 * most)
+    cpu.set_yticks([tick for tick in TICKS if tick < 2 * max(row.get("process_s", 0) for row in rows)])
+    stages.set_yticks([1, 3, 10, 30, 100, 300])
     for axes in (cpu, memory, stages):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
