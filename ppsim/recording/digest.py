@@ -43,6 +43,9 @@ def rank_digests(lists: Sequence[Sequence[T]], fields: Callable[[T], tuple[objec
     first = [digest_of(fields(record)) for record in lists[0]]
     every = [first]
     for records in lists[1:]:
+        if records is lists[0]:  # one rank stands for all
+            every.append(first)
+            continue
         mine = []
         for place, record in enumerate(records):
             same = place < len(first) and record is lists[0][place]
@@ -75,6 +78,12 @@ def last_link(digests: Sequence[bytes]) -> bytes:
     return link
 
 
+def last_links(every: Sequence[list[bytes]]) -> list[bytes]:
+    """Of each rank; ranks in lockstep have one chain."""
+    first = last_link(every[0])
+    return [first if digests == every[0] else last_link(digests) for digests in every]
+
+
 @dataclass(frozen=True, slots=True)
 class Digests:
     """``run`` is the digest of the whole run; ``decisions`` are the ranks' last links, equal where in lockstep."""
@@ -86,8 +95,8 @@ class Digests:
 def digests_of(recording: Recording) -> Digests:
     """All digests of a run, 16 hex digits each."""
     total = blake2b(digest_size=SIZE)
-    decisions = [last_link(d) for d in rank_digests(recording.decisions, decision_fields)]
-    harvests = [last_link(d) for d in rank_digests(recording.harvests, harvest_fields)]
+    decisions = last_links(rank_digests(recording.decisions, decision_fields))
+    harvests = last_links(rank_digests(recording.harvests, harvest_fields))
     for link in (*decisions, *harvests):
         total.update(link)
     for reply in recording.replies:
