@@ -14,13 +14,14 @@ FUZZ_SECONDS := 600
 FUZZ_SEED := 0
 BUG_SECONDS := 60
 
-.PHONY: help run test test-all lint unit long campaign planted explore bench clean
+.PHONY: help run test test-all lint unit long campaign planted explore bench bench-long clean
 
 help:
 	@echo "make run    install the simulator (no torch), simulate the shipped trace: a table, a picture and a page"
 	@echo "make test   install everything, then ruff, mypy --strict and all tests"
 	@echo "make test-all  that, and the long things: more examples, campaigns, planted bugs, exploration (docs/testing.md)"
 	@echo "make bench  install everything, then the benchmarks of bench/"
+	@echo "make bench-long  what a run costs up to 100,000 requests and 64 stages: about an hour"
 	@echo "make clean  remove $(VENV) and the tools' caches; runs/ stays"
 
 run: $(VENV)/.simulator
@@ -60,6 +61,13 @@ unit: $(VENV)/.everything
 
 bench: $(VENV)/.everything
 	@for name in $(BENCHES); do echo "== $$name"; $(BIN)/python "bench/bench_$$name.py" || exit 1; done
+
+# The page as it would be today is runs/scaling.md; docs/results/scaling.md is left alone. What runs/scaling.jsonl has is
+# not measured again: an interrupted run goes on.
+bench-long: $(VENV)/.everything
+	@mkdir -p runs
+	$(BIN)/python bench/bench_scaling.py --measure runs/scaling.jsonl --long
+	$(BIN)/python bench/bench_scaling.py runs/scaling.jsonl --picture runs/scaling.png > runs/scaling.md
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

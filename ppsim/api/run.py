@@ -17,10 +17,12 @@ from ppsim.recording.diff import Difference, first_difference
 from ppsim.recording.folder import (
     CONFIG,
     find_recording,
+    folder_of,
     incomplete,
     leave,
     mark_incomplete,
     open_run,
+    open_summary,
     read_verdict,
     run_folder,
     write_run,
@@ -136,7 +138,10 @@ class Run:
 
     @property
     def digest(self) -> str:
-        """Of decisions, tokens and replies, without times: equal runs have equal digests."""
+        """Of decisions, tokens and replies, without times: equal runs have equal digests. Raises UsageError where
+        ``run.keep`` is "summary": it is over all replies."""
+        if self.summary["digest"] is None:
+            raise UsageError(f"{self.recording.name}: run.keep is 'summary': there is no digest of all replies")
         return str(self.summary["digest"])
 
     @property
@@ -144,10 +149,19 @@ class Run:
         """What one should know although the run went on."""
         return list(self.recording.warnings)
 
+    @property
+    def records(self) -> Recording:
+        """The recording, all of it. Raises UsageError where ``run.keep`` has left none, or left it in a file."""
+        keep = self.recording.keep
+        if keep == "all":
+            return self.recording
+        how = "read it back (ppsim.read_run(run.save()))" if keep == "file" else "run it again with run.keep 'all'"
+        raise UsageError(f"{self.recording.name}: run.keep is {keep!r}: its records are not in memory; {how}")
+
     def side(self, side: str | None) -> Recording:
         """The recording of a side. Raises UsageError for an unknown one, and where there is only one pipeline."""
         if side is None:
-            return self.recording
+            return self.records
         if side not in SIDES:
             raise UsageError(f"side {side!r}: expected {' or '.join(SIDES)}")
         if self.recording.peer is None:
@@ -158,7 +172,7 @@ class Run:
 
     def requests(self) -> pd.DataFrame:
         """A row a request, in order of arrival (``frames.REQUESTS`` explains the columns)."""
-        return frames.requests(self.recording)
+        return frames.requests(self.records)
 
     def batches(self, rank: int = 0, side: str | None = None) -> pd.DataFrame:
         """A row a batch that a rank launched (``frames.BATCHES``). All ranks of a run that passes decide alike."""
@@ -191,9 +205,9 @@ class Run:
         if kind not in KINDS:
             raise UsageError(f"plot: unknown kind {kind!r}; there are: {', '.join(KINDS)}")
         self.side(side)
-        wish = Wish(kind, side, from_s, to_s, None if against is None else against.recording)
+        wish = Wish(kind, side, from_s, to_s, None if against is None else against.records)
         with DRAWING:
-            drawn = picture(self.recording, Path(f"{kind}.{format}"), wish, self.verdict)
+            drawn = picture(self.records, Path(f"{kind}.{format}"), wish, self.verdict)
         return Drawing(drawn.content, format.lower())
 
     def diff(
@@ -207,7 +221,7 @@ class Run:
         if times and decisions:
             raise UsageError("diff: times and decisions exclude each other")
         right = other if isinstance(other, Run) else read_run(other)
-        return first_difference(self.recording, right.recording, times=times, decisions_only=decisions)
+        return first_difference(self.records, right.records, times=times, decisions_only=decisions)
 
     def save(self, out: str | os.PathLike[str] | None = None) -> Path:
         """Write a run folder, as ``ppsim run`` does, and return it. Default: runs/NAME-SEED-N, N the next free.
@@ -233,10 +247,11 @@ def read_run(run: str | os.PathLike[str]) -> Run:
     """
     from ppsim.scenario.load import read_scenario
 
-    path = find_recording(os.fspath(run))
-    config = path.with_name(CONFIG)
-    content = read_scenario(str(config)) if config.is_file() else None
-    return Run(open_run(str(path)), read_verdict(str(path)), content, incomplete(path.parent))
+    name = os.fspath(run)
+    folder, counted = folder_of(name), open_summary(name)
+    content = read_scenario(str(folder / CONFIG)) if (folder / CONFIG).is_file() else None
+    recording = open_run(str(find_recording(name))) if counted is None else counted
+    return Run(recording, read_verdict(name), content, incomplete(folder))
 
 
 def diff(

@@ -14,6 +14,9 @@ from ppsim.errors import EXIT_LIVENESS, EXIT_UNKNOWN, PpsimError
 MAX_EMPTY_ITERATIONS = 20_000
 """Iterations of the first rank without any batch, while requests wait, that count as a livelock."""
 
+MAX_REMEMBERED = 1000
+"""Of a run that keeps no records: requests whose ending is still known, for whoever answers them once more."""
+
 MAX_QUIET_ITERATIONS, MAX_QUIET_PER_TOKEN = 100_000, 64
 """Iterations of the first rank between two inputs or replies, and how many more for each token that is asked for.
 
@@ -41,10 +44,14 @@ class Watch:
         max_iterations: int,
         num_requests: int,
         progress: Callable[[int, int], None] | None,
+        *,
+        forgets: bool = False,
     ) -> None:
         self.max_iterations = max_iterations
         self.num_requests = num_requests
         self.progress = progress
+        self.forgets = forgets  # the ends of all but the latest requests
+        self.num_ended = 0
         self.ended: dict[str, str] = {}
         self.owed: dict[str, int] = {}  # terminal replies still to come
         self.empty_iterations = 0
@@ -79,7 +86,8 @@ class Watch:
             raise StopRun(f"stopped at run.max_iterations = {self.max_iterations}", EXIT_UNKNOWN, iteration)
         if (inputs or idle) and not self.is_shut:
             self.empty_iterations = self.quiet_iterations = 0
-        self.is_shut |= any(isinstance(item, Shutdown) for item in inputs)
+        if inputs:
+            self.is_shut |= any(isinstance(item, Shutdown) for item in inputs)
         self._is_alive(iteration)
 
     def decided(self, decision: Decision) -> None:
@@ -133,9 +141,14 @@ class Watch:
             self.quiet_iterations = 0
         if reply.status != "token":
             self.owed[reply.rid] -= 1
+            if not self.owed[reply.rid]:
+                del self.owed[reply.rid]
+            self.num_ended += 1
             self.ended[reply.rid] = reply.status
+            if self.forgets and len(self.ended) > MAX_REMEMBERED:
+                del self.ended[next(iter(self.ended))]
             if self.progress is not None:
-                self.progress(len(self.ended), self.num_requests)
+                self.progress(self.num_ended, self.num_requests)
 
 
 def no_client(r: Seat, reply: Reply) -> None:

@@ -52,7 +52,7 @@ def simulated(
 
     try:
         with told_to_end(), limit:
-            result = simulate(scenario, progress=progress, change=change, began=begins, fast=fast)
+            result = simulate(scenario, progress=progress, change=change, began=begins, fast=fast, place=folder.path)
         return result.recording, result.verdict
     except OutOfTime as stop:
         if limit.setting is None:
@@ -87,7 +87,7 @@ def stopped(setting: Setting, folder: RunFolder, why: str, code: int, rank: int 
     from ppsim.world.where_stuck import record_stands
 
     first = setting.ranks[0]
-    ended, asked = len(setting.watch.ended), setting.watch.num_requests
+    ended, asked = setting.watch.num_ended, setting.watch.num_requests
     now_ns = max(r.now for r in setting.ranks)
     far = (
         f"incomplete: {ended} of {asked} requests had ended, in iteration {first.rank.iteration} of the first rank, "

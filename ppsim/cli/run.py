@@ -28,6 +28,7 @@ from ppsim.cli.options import (
     tell_unfired,
     workload_keys,
 )
+from ppsim.errors import UsageError
 
 
 @guarded
@@ -59,6 +60,12 @@ def run(
         library()  # a long run should not end in a page that cannot be made
     arriving = workload_keys(prompt, output, rate, trace)
     loaded = scenario_of(scenario, seed, trace, overrides, arriving, columns, skip_bad_lines, concurrency, bugs)
+
+    if with_report and loaded.run.keep != "all":
+        raise UsageError(
+            f"--report: run.keep is {loaded.run.keep!r}: no records are in memory when the run is over"
+            + ("; ppsim report RUN reads the file" if loaded.run.keep == "file" else "")
+        )
 
     from ppsim.plugin import all_bugs, bugs_in, load
     from ppsim.plugin.loader import always_on

@@ -27,11 +27,11 @@ def show(
     as_json: JsonOption = False,
 ) -> int:
     """Show a saved run."""
-    from ppsim.recording.folder import find_recording, incomplete, open_run, read_verdict, stand_lines
+    from ppsim.recording.folder import folder_of, incomplete, open_run, open_summary, read_verdict, stand_lines
 
-    whole = open_run(run)
+    whole = (None if schedule else open_summary(run)) or open_run(run)
     recording = side_of(whole, side)
-    why = incomplete(find_recording(run).parent)
+    why = incomplete(folder_of(run))
     if why:
         say(f"{run} is incomplete: {why.splitlines()[0]}")
     if schedule:
@@ -66,10 +66,10 @@ def expected(run: str, recording: Recording, verdict: Verdict) -> list[str]:
     """What became of what the scenario of a saved run expects."""
     from ppsim.api.run import Run
     from ppsim.errors import UsageError
-    from ppsim.recording.folder import CONFIG, find_recording, incomplete
+    from ppsim.recording.folder import CONFIG, folder_of, incomplete
     from ppsim.scenario.load import read_scenario
 
-    config = find_recording(run).with_name(CONFIG)
+    config = folder_of(run) / CONFIG
     try:
         content = read_scenario(str(config)) if config.is_file() else None
         found = Run(recording, verdict, content, incomplete(config.parent)).expectations

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from ppsim.core.effects import Decision, Harvest
 from ppsim.recording.codec import decision_fields, harvest_fields, reply_fields, text_of
@@ -43,12 +43,27 @@ def rank_digests(lists: Sequence[Sequence[T]], fields: Callable[[T], tuple[objec
     first = [digest_of(fields(record)) for record in lists[0]]
     every = [first]
     for records in lists[1:]:
+        if records is lists[0]:  # one rank stands for all
+            every.append(first)
+            continue
         mine = []
         for place, record in enumerate(records):
             same = place < len(first) and record is lists[0][place]
             mine.append(first[place] if same else digest_of(fields(record)))
         every.append(mine)
     return every
+
+
+class Chain(Generic[T]):
+    """The running digest of records that are taken one batch after the other."""
+
+    def __init__(self, fields: Callable[[T], tuple[object, ...]]) -> None:
+        self.fields: Callable[[T], tuple[object, ...]] = fields
+        self.link = START
+
+    def take(self, records: Sequence[T]) -> None:
+        for record in records:
+            self.link = blake2b(self.link + digest_of(self.fields(record)), digest_size=SIZE).digest()
 
 
 def decision_chains(recording: Recording) -> list[list[str]]:
@@ -63,6 +78,12 @@ def last_link(digests: Sequence[bytes]) -> bytes:
     return link
 
 
+def last_links(every: Sequence[list[bytes]]) -> list[bytes]:
+    """Of each rank; ranks in lockstep have one chain."""
+    first = last_link(every[0])
+    return [first if digests == every[0] else last_link(digests) for digests in every]
+
+
 @dataclass(frozen=True, slots=True)
 class Digests:
     """``run`` is the digest of the whole run; ``decisions`` are the ranks' last links, equal where in lockstep."""
@@ -74,8 +95,8 @@ class Digests:
 def digests_of(recording: Recording) -> Digests:
     """All digests of a run, 16 hex digits each."""
     total = blake2b(digest_size=SIZE)
-    decisions = [last_link(d) for d in rank_digests(recording.decisions, decision_fields)]
-    harvests = [last_link(d) for d in rank_digests(recording.harvests, harvest_fields)]
+    decisions = last_links(rank_digests(recording.decisions, decision_fields))
+    harvests = last_links(rank_digests(recording.harvests, harvest_fields))
     for link in (*decisions, *harvests):
         total.update(link)
     for reply in recording.replies:

@@ -27,6 +27,7 @@ from ppsim.recording.reader import RecordingError, read_recording
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import Verdict
 from ppsim.recording.standing import read_standing
+from ppsim.recording.stream import Counted
 from ppsim.recording.writer import write_recording
 
 RUNS = Path("runs")
@@ -56,7 +57,7 @@ def prepare_folder(out: str | None, name: str, seed: int) -> RunFolder:
     if path.is_dir():
         there = [file for file in FILES if (path / file).exists()]
         began = (path / INCOMPLETE).is_file()  # a run that was killed before it could leave more
-        replaces = (RECORDING in there and VERDICT in there) or has_ranks(path) or began
+        replaces = (VERDICT in there and (RECORDING in there or SUMMARY in there)) or has_ranks(path) or began
         if there and not replaces:
             raise UsageError(f"--out {out}: holds a {there[0]} that is not part of a run; choose another folder")
     make(path)
@@ -146,7 +147,10 @@ def write_run(
     """Fill the folder. Raises UsageError if it cannot be written."""
     path = folder.path
     put_text(path / VERDICT, json_text(verdict._asdict()))  # short, and worth most where the rest finds no room
-    write_recording(recording, path / RECORDING, summary["digest"])
+    if recording.keep == "summary":
+        (path / RECORDING).unlink(missing_ok=True)
+    else:
+        write_recording(recording, path / RECORDING, summary["digest"])
     if recording.peer is not None:
         write_recording(recording.peer, path / PEER, summary["prefill"]["digest"])
     else:
@@ -221,6 +225,11 @@ def find_recording(run: str) -> Path:
             why = incomplete(path.parent)
             if why:
                 raise UsageError(f"{path.parent} has no {RECORDING}: {why}")
+            if (path.parent / SUMMARY).is_file():
+                raise UsageError(
+                    f"{path.parent} has no {RECORDING}: the run kept its summary alone (run.keep 'summary'); run its "
+                    f"{CONFIG} again with run.keep 'file'"
+                )
             raise UsageError(f"{path.parent} is not a run folder: it has no {RECORDING}")
     return path
 
@@ -242,6 +251,23 @@ def open_run(run: str) -> Recording:
     return recording
 
 
+def open_summary(run: str) -> Counted | None:
+    """A run that kept its summary alone (``run.keep``); None of any other."""
+    try:
+        path = find_run(run)
+        if not path.is_dir() or (path / RECORDING).exists() or has_ranks(path):
+            return None
+        summary = parse_json((path / SUMMARY).read_text(encoding="utf-8"))
+        return Counted(summary)
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def folder_of(run: str) -> Path:
+    """The folder of a run, or of the recording file that is named. Raises UsageError where there is none."""
+    return find_run(run) if open_summary(run) is not None else find_recording(run).parent
+
+
 def not_ended(folder: Path) -> Verdict:
     """Of a run without an end: what each rank was doing when it was last heard of."""
     lines = [incomplete(folder) or UNDER_WAY, *stand_lines(read_standing(folder) or assemble(folder).stands)]
@@ -260,8 +286,8 @@ def stand_lines(stands: Sequence[Stand]) -> list[str]:
 
 
 def read_verdict(run: str) -> Verdict:
-    """The verdict beside a recording; unknown where there is only the recording."""
-    path = find_recording(run).parent / VERDICT
+    """The verdict beside a recording, or a summary; unknown where there is only the recording."""
+    path = folder_of(run) / VERDICT
     if has_ranks(path.parent):
         return not_ended(path.parent)
     try:

@@ -10,8 +10,8 @@ of the memory at pp_size 4, and makes "all ranks agree" cheap to write and to ch
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar
 
 from ppsim.core.effects import Decision, Harvest, Reply
 from ppsim.core.messages import Input, NewRequest
@@ -31,6 +31,7 @@ from ppsim.recording.schema import (
     Stand,
     Stored,
     TimedReply,
+    Verdict,
     input_record,
 )
 
@@ -72,6 +73,7 @@ class Recording:
         self.came: list[list[Came]] = [[] for _ in range(num_ranks)]
         self.cuts: list[str] = []  # of what was read: files that end before their rank did, a sentence each
         self.peer: Recording | None = None  # two pipelines: of the decode side, the prefill side
+        self.keep = "all"  # "file", "summary": its records are gone from memory (``stream.py``)
 
     @property
     def num_ranks(self) -> int:
@@ -157,6 +159,20 @@ class Recording:
 
     def close(self) -> None:
         """The rank has ended by itself: nothing follows."""
+
+    def refused_requests(self) -> tuple[int, int, str]:
+        """How many requests were refused, of how many that arrived, and the first of them with the reason."""
+        arrived = {a.rid for a in self.arrivals}
+        refused = [r for r in self.replies if r.status == "refused" and r.rid in arrived]
+        return len(refused), len(self.arrivals), f"{refused[0].rid}: {refused[0].reason}" if refused else ""
+
+    def counted(self, verdict: Verdict) -> dict[str, Any] | None:
+        """The summary, where records were counted as they came and not kept."""
+        return None
+
+    def written(self) -> Iterator[str] | None:
+        """The lines of the file, where they were written as they came."""
+        return None
 
     def absorb(self, rank: int, part: Recording) -> None:
         """Take over what ``part``, made by the process of one rank, holds about ``rank``; from rank 0 also the rest.

@@ -9,9 +9,10 @@ Rule: only the core knows that it happened, and says so in its decisions; here i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ppsim.core.effects import CLOSED, DEFERRED
+from ppsim.core.effects import CLOSED, DEFERRED, Decision
 from ppsim.recording.record import Recording
 
 MAX_CLOSINGS = 4  # sentences; the summary's JSON has all
@@ -43,12 +44,13 @@ class Stalls:
     closings: tuple[Closing, ...]
     num_deferred: int
     num_empty_pieces: int
+    num_closings: int
 
     def sentences(self) -> list[str]:
         """One line each, for tables and pictures; none where nothing of this happened."""
         lines = [closing.sentence() for closing in self.closings[:MAX_CLOSINGS]]
-        if len(self.closings) > MAX_CLOSINGS:
-            lines.append(f"slots were closed {len(self.closings) - MAX_CLOSINGS} more times")
+        if self.num_closings > MAX_CLOSINGS:
+            lines.append(f"slots were closed {self.num_closings - MAX_CLOSINGS} more times")
         if self.num_deferred:
             visits = "1 visit stayed" if self.num_deferred == 1 else f"{self.num_deferred} visits stayed"
             lines.append(f"{visits} empty: prefill_decode_interval defers a prefill where nothing is to be decoded too")
@@ -58,26 +60,46 @@ class Stalls:
         return lines
 
 
+class StallCounter:
+    """Looks through the decisions of the first rank, one batch after the other.
+
+    ``max_closings``: so many are named, the rest is counted; None: all are.
+    """
+
+    def __init__(self, max_closings: int | None = None) -> None:
+        self.max_closings = max_closings
+        self.closings: list[Closing] = []
+        self.open_in: dict[int, Closing] = {}  # slot -> the closing that it is in
+        self.num_closings = self.num_deferred = self.num_empty = 0
+
+    def take(self, decisions: Iterable[Decision]) -> None:
+        for decision in decisions:
+            self.num_deferred += decision.stall == DEFERRED
+            if decision.mode != "decode":  # a row of a decode batch is a token
+                self.num_empty += any(new_tokens == 0 for _, _, new_tokens in decision.pieces)
+            closing = self.open_in.get(decision.slot)
+            if decision.stall != CLOSED:
+                if closing is not None:
+                    closing.is_open_again = True
+                    del self.open_in[decision.slot]
+            elif closing is None:
+                closing = self.open_in[decision.slot] = Closing(decision.slot, decision.iteration, decision.iteration)
+                self.num_closings += 1
+                if self.max_closings is None or self.num_closings <= self.max_closings:
+                    self.closings.append(closing)
+            else:
+                closing.until = decision.iteration
+                closing.num_visits += 1
+
+    def found(self) -> Stalls:
+        return Stalls(tuple(self.closings), self.num_deferred, self.num_empty, self.num_closings)
+
+
 def stalls(recording: Recording) -> Stalls:
-    """Look through the decisions of the first rank."""
-    closings: list[Closing] = []
-    open_in: dict[int, Closing] = {}  # slot -> the closing that it is in
-    num_deferred = num_empty = 0
-    for decision in recording.decisions[0]:
-        num_deferred += decision.stall == DEFERRED
-        num_empty += any(new_tokens == 0 for _, _, new_tokens in decision.pieces)
-        closing = open_in.get(decision.slot)
-        if decision.stall != CLOSED:
-            if closing is not None:
-                closing.is_open_again = True
-                del open_in[decision.slot]
-        elif closing is None:
-            closing = open_in[decision.slot] = Closing(decision.slot, decision.iteration, decision.iteration)
-            closings.append(closing)
-        else:
-            closing.until = decision.iteration
-            closing.num_visits += 1
-    return Stalls(tuple(closings), num_deferred, num_empty)
+    """Of a whole recording."""
+    counter = StallCounter()
+    counter.take(recording.decisions[0])
+    return counter.found()
 
 
 def stalls_json(found: Stalls) -> dict[str, object]:

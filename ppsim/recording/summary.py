@@ -44,13 +44,17 @@ class Life:
 
 
 def summarize(recording: Recording, verdict: Verdict) -> dict[str, Any]:
-    """The summary, ready for JSON."""
+    """The summary, ready for JSON. Of records that were not kept (``run.keep``) it was counted on the way."""
+    counted = recording.counted(verdict)
+    if counted is not None:
+        return counted
     digests = digests_of(recording)
     lives = request_lives(recording)
     shares = ttft_shares(recording, lives)
     finished = [life for life in lives if life.status == "finished"]
     makespan_ns = makespan(recording)
-    stages = [stage_times(recording, pp_rank) for pp_rank in range(recording.pp_size)]
+    window = forward_window(recording)
+    stages = [stage_times(recording, pp_rank, window) for pp_rank in range(recording.pp_size)]
     prompt_tokens = sum(life.num_prompt_tokens for life in finished)
     output_tokens = sum(len(life.token_ns) for life in lives)
     return {
@@ -235,8 +239,9 @@ def forward_window(recording: Recording) -> tuple[int, int]:
     return min(span.start_ns for span in forwards), max(span.end_ns for span in forwards)
 
 
-def stage_times(recording: Recording, pp_rank: int) -> StageTimes:
-    start, end = forward_window(recording)
+def stage_times(recording: Recording, pp_rank: int, window: tuple[int, int] | None = None) -> StageTimes:
+    """``window``: that of the run (``forward_window``), where it is known."""
+    start, end = window or forward_window(recording)
     replicas = range(pp_rank * recording.tp_replicas, (pp_rank + 1) * recording.tp_replicas)
     busy = sum(covered_ns(recording.spans[rank]) for rank in replicas)
     return StageTimes(pp_rank, busy, (end - start) * recording.tp_replicas, recording.tp_replicas)

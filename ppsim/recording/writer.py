@@ -57,6 +57,10 @@ def write_recording(recording: Recording, path: Path, digest: str | None = None)
 
 def lines(recording: Recording) -> Iterator[str]:
     """All lines but the last: header, inputs, then the ranks in order, then what the clients got."""
+    written = recording.written()
+    if written is not None:
+        yield from written
+        return
     yield header_line(recording)
     for message in recording.warnings:
         yield line_of("warning", message)

@@ -28,7 +28,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     """The table that ``ppsim run`` and ``ppsim show`` print; ``summary`` is the dictionary of ``summarize``."""
     s = summary
     lines = [
-        f"{s['name']}  seed {s['seed']}  verdict {s['verdict']}  digest {s['digest']}",
+        f"{s['name']}  seed {s['seed']}  verdict {s['verdict']}  digest {s['digest'] or '- (run.keep)'}",
         "",
         f"requests    {s['num_finished']} of {s['num_requests']} finished, {s['num_refused']} refused, "
         f"{s['num_aborted']} aborted, {s['num_retracted']} retractions",
@@ -41,7 +41,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         *[f"rules       {sentence}" for sentence in s["rules_told"]],
         *[f"rules       prefill: {sentence}" for sentence in s.get("prefill", {"rules_told": ()})["rules_told"]],
         "",
-        f"{'latency':<10}" + "".join(f"{name:>11}" for name in PERCENTILES),
+        f"{'latency':<10}" + "".join(f"{name:>11}" for name in PERCENTILES) + nearness_text(s),
         *[latency_row(name, s[key], meaning) for name, key, meaning in LATENCIES],
         *shares_text(s),
         "",
@@ -59,6 +59,12 @@ def clients_text(s: Mapping[str, Any]) -> list[str]:
         return []
     loop = s["concurrency"]
     return [f"clients     {loop['clients']}, requests in flight {loop['mean']:.2f} on average, {loop['max']} at most"]
+
+
+def nearness_text(s: Mapping[str, Any]) -> str:
+    """Of a run that has kept no records: how near its percentiles are."""
+    found = s.get("percentiles", "exact")
+    return "" if found == "exact" else f"   percentiles {found}, means exact"
 
 
 TIERS = {"load": "loads from host", "write": "writes to host", "prefetch": "fetches from storage"}

@@ -24,7 +24,7 @@ from ppsim.scenario.expect import (
 from ppsim.scenario.tree import Scenario
 
 SAME = 1e-9
-NO_FIGURES = ("seed", "pp_rank")
+NO_FIGURES = ("seed", "pp_rank", "digest")
 OWN_TIME = "is of simulated time, and this run was on real processes"
 NO_LOGICAL_TIME = "may depend on when things arrive, and this run was on real processes"
 

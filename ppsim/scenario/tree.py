@@ -356,6 +356,9 @@ class Run(Section):
     max_agreement_wait_ms: LimitMs = 0.0  # likewise a rank that waits longer for a word of the others in a vote; 0: off
     watchdog_ms: LimitMs = 0.0  # a rank that completes nothing for so long ends the run as a liveness failure; 0: off
     consensus_check_interval: NonNegative = 0  # iterations between comparisons of the ranks' calls (checker.py); 0: off
+    # Of the records: all in memory until the run is over, or none, so that memory does not grow with the number of
+    # requests: they go to the file as they come, or only the summary is counted. docs/fast.md
+    keep: Literal["all", "file", "summary"] = "all"
 
 
 class Scenario(Section):

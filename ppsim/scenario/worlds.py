@@ -136,6 +136,7 @@ TOLD: tuple[tuple[str, str, Callable[[Scenario], bool] | None, str], ...] = (
         pool_follows_memory,
         "without scheduler.max_total_tokens",
     ),
+    ("run.keep", "each process writes its records as they come, and the recording keeps them all", None, ""),
     ("gpu.key", STAGE, decides_or_costs, "without scheduler.max_total_tokens, or with dynamic chunks of a roofline"),
     (
         "gpu.bf16_tflops gpu.fp8_tflops gpu.fp4_tflops gpu.hbm_gb_per_s gpu.link_gb_per_s gpu.nic_gb_per_s",

@@ -84,7 +84,7 @@ def run_point(task: Task, made: Made, max_s: float, last_resort: Callable[[str],
     except (Exception, SystemExit) as error:
         return Result(CRASH, EXIT_UNKNOWN, first_line(told(error)))
     figures = {key: value for key, value in figures_of(summary).items() if STAGES not in key}
-    return Result(PASS, 0, "", "", str(summary["digest"]), figures)
+    return Result(PASS, 0, "", "", summary["digest"] or "", figures)
 
 
 def first_line(text: str) -> str:

@@ -7,7 +7,7 @@ with which token it stops is all decided here, once, before the run.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from ppsim.core.messages import AbortReq, FlushCache, Input, NewRequest
@@ -52,12 +52,16 @@ class Workload:
 
     ``warnings``: sentences about input that was accepted but put right (an unsorted trace); for the user's eyes.
     ``concurrency``: clients that send one request after the other; 0: requests come when they come.
+    ``coming``: makes further arrivals one after the other, in order of time, each for nobody but its reader; then there
+    are no others, and all name a time (``stream.py``). ``num_coming``: how many these are, where that is known.
     """
 
     arrivals: tuple[Arrival, ...]
     warnings: tuple[str, ...] = ()
     controls: tuple[Control, ...] = ()  # in the order given
     concurrency: int = 0
+    coming: Callable[[], Iterator[Arrival]] | None = None
+    num_coming: int = 0
 
     @property
     def heads(self) -> tuple[Arrival, ...]:
@@ -90,6 +94,23 @@ class Workload:
             while turn is not None:
                 found.append(turn)
                 turn = behind.get(turn.request.rid)
+        return found
+
+
+class Ahead:
+    """Arrivals of a stream with the next one at hand."""
+
+    def __init__(self, arrivals: Iterator[Arrival]) -> None:
+        self.arrivals = arrivals
+        self.head = next(arrivals, None)
+
+    def __bool__(self) -> bool:
+        return self.head is not None
+
+    def popleft(self) -> Arrival:
+        """The next one; there must be one."""
+        found, self.head = self.head, next(self.arrivals, None)
+        assert found is not None
         return found
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from fractions import Fraction
+from itertools import repeat
 from typing import TypeAlias
 
 from ppsim.core.messages import AbortReq, FlushCache, NewRequest
-from ppsim.core.tokens import count
+from ppsim.core.tokens import WIDTH, count
 from ppsim.errors import ScenarioError
 from ppsim.scenario.check import NO_ANSWER
 from ppsim.scenario.tree import Scenario
 from ppsim.scenario.workload_keys import ScriptedRequest
+from ppsim.scenario.workload_keys import Workload as WorkloadKeys
 from ppsim.workload.arrivals import EOS_TOKEN_ID, Arrival, Control, Workload, in_order
 from ppsim.workload.content import own_block, prompt_tokens
 from ppsim.workload.draws import NS_PER_S, Stream, exactly
@@ -100,32 +103,46 @@ def chunks(s: Scenario) -> Workload:
 
 
 def generated(s: Scenario) -> Workload:
-    """Source "generated": independent streams, so that changing one distribution moves nothing else."""
+    """Source "generated"."""
+    arrivals: list[Arrival] = []
+    prompts = Prompts()
+    for arrival, num_tokens in drawn(s):
+        prompts.add(num_tokens)
+        arrivals.append(arrival)
+    return Workload(in_order(arrivals))
+
+
+def drawn(s: Scenario, *, with_content: bool = True) -> Iterator[tuple[Arrival, int]]:
+    """Arrivals one after the other, each with the tokens that its prompt can come to; the turns of a session together.
+
+    Independent streams, so that changing one distribution moves nothing else. Without content the first prompt of each
+    session is a blank of its length.
+    """
     w = s.workload
     num_requests = NUM_GENERATED if w.num_requests is None else w.num_requests
     input_lengths, output_lengths, prefixes, stops = (
         Stream(s.seed, f"workload.{name}") for name in ("input_length", "output_length", "prefix", "stop")
     )
     sessions = Sessions(s)
-    arrivals: list[Arrival] = []
-    prompts = Prompts()
+    own = 0
     for index, at_ns in enumerate(times(s, w.num_sessions or num_requests)):
         shared = (prefixes.below(w.num_prefixes),) if w.num_prefixes and w.prefix_tokens else ()
         length, output_length = input_lengths.length(w.input_length), output_lengths.length(w.output_length)
-        prompts.add(length)
-        own = own_block(len(arrivals))
-        prompt = prompt_tokens(shared, max(1, w.prefix_tokens), length, s.model.vocab_size, own)
-        first = sampled_request(s, index, prompt, at_ns, output_length, stops)
+        prompt = bytes(length * WIDTH)
+        if with_content:
+            prompt = prompt_tokens(shared, max(1, w.prefix_tokens), length, s.model.vocab_size, own_block(own))
+        before = sampled_request(s, index, prompt, at_ns, output_length, stops)
+        own += 1
         if not w.num_sessions:
-            arrivals.append(first)
+            yield before, length
             continue
-        arrivals.append(sessions.first_turn(first))
+        before = sessions.first_turn(before)
+        yield before, length
         for _ in range(1, w.num_turns or 1):
             new, output_length = sessions.turn_length(), output_lengths.length(w.output_length)
-            turn = sessions.next_turn(arrivals[-1], new, output_length, own_block(len(arrivals)), stops)
-            prompts.add(sessions.num_tokens - output_length)
-            arrivals.append(turn)
-    return Workload(in_order(arrivals))
+            before = sessions.next_turn(before, new, output_length, own_block(own), stops)
+            own += 1
+            yield before, sessions.num_tokens - output_length
 
 
 class Sessions:
@@ -162,44 +179,58 @@ class Sessions:
         return self.think.exponential_ns(float(NS_PER_S / mean_ns))
 
 
-def times(s: Scenario, num_requests: int) -> list[int]:
+def times(s: Scenario, num_requests: int = sys.maxsize) -> Iterator[int]:
     """Arrival times in nanoseconds, the first at 0, before time_scale."""
     w = s.workload
     if w.arrival == "burst" or w.concurrency:
-        return [0] * num_requests
+        yield from repeat(0, num_requests)
+        return
     if w.arrival == "fixed":
-        return [round(i * NS_PER_S / exactly(w.rate_per_s)) for i in range(num_requests)]
-    gaps = Stream(s.seed, "workload.arrivals")
-    at_ns = [0]
-    while len(at_ns) < num_requests:
-        at_ns.append(at_ns[-1] + gaps.exponential_ns(w.rate_per_s))
-    return at_ns
+        rate = exactly(w.rate_per_s)
+        yield from (round(i * NS_PER_S / rate) for i in range(num_requests))
+        return
+    gaps, at_ns = Stream(s.seed, "workload.arrivals"), 0
+    for index in range(num_requests):
+        at_ns += gaps.exponential_ns(w.rate_per_s) if index else 0
+        yield at_ns
 
 
 def from_trace(s: Scenario) -> Workload:
-    """Source "trace": the requests of a file. ``rid`` R7 is the seventh data row, whatever the order of arrival, and of
-    conversations R7.2 the second turn of the seventh."""
-    w = s.workload
-    c = w.columns
-    how = Reading(w.block_tokens, w.time_unit, c.time, c.prompt, c.output, w.skip_bad_lines, w.tokenizer, w.num_turns)
-    trace = read_trace(w.trace, w.block_tokens, how)
-    stops, sessions = Stream(s.seed, "workload.stop"), Sessions(s)
-    rows = chosen_rows(trace, w.num_requests or None)
-    heads = [row.number for row in rows if row.follows < 0]
-    at_ns = {row.number: row.at_ns for row in rows}
-    if not trace.timed:
-        at_ns = dict(zip(heads, times(s, len(heads))))
+    """Source "trace": the requests of a file."""
+    trace, rows = trace_rows(s)
     arrivals, prompts = [], Prompts()
     history: dict[int, int] = {}  # by row, the tokens that its session has come to
-    for row in rows:
+    for row, arrival in zip(rows, row_arrivals(s, trace, iter(rows)), strict=True):
         before = history.get(row.follows, 0)
         history[row.number] = before + row.input_length + row.output_length
         prompts.add(before + row.input_length)
+        arrivals.append(arrival)
+    return Workload(in_order(arrivals), (*trace.warnings, *told_of_times(s, trace, rows)))
+
+
+def trace_rows(s: Scenario) -> tuple[Trace, list[TraceRow]]:
+    """The trace, and those of its rows that are served."""
+    trace = read_trace(s.workload.trace, s.workload.block_tokens, reading_of(s.workload))
+    return trace, chosen_rows(trace, s.workload.num_requests or None)
+
+
+def row_arrivals(s: Scenario, trace: Trace, rows: Iterator[TraceRow]) -> Iterator[Arrival]:
+    """The requests of rows, one after the other. ``rid`` R7 is the seventh data row, whatever the order of arrival, and
+    of conversations R7.2 the second turn of the seventh."""
+    stops, sessions = Stream(s.seed, "workload.stop"), Sessions(s)
+    untimed = times(s)
+    for row in rows:
+        at_ns = row.at_ns if trace.timed or row.follows >= 0 else next(untimed)
         own = own_block(row.number)
         prompt = prompt_tokens(row.hash_ids or (), trace.block_tokens, row.input_length, s.model.vocab_size, own)
-        made = sampled_request(s, row.number, prompt, at_ns.get(row.number, 0), row.output_length, stops)
-        arrivals.append(made if row.place is None else of_conversation(made, row, sessions))
-    return Workload(in_order(arrivals), (*trace.warnings, *told_of_times(s, trace, rows)))
+        made = sampled_request(s, row.number, prompt, at_ns, row.output_length, stops)
+        yield made if row.place is None else of_conversation(made, row, sessions)
+
+
+def reading_of(w: WorkloadKeys) -> Reading:
+    """How a trace is to be read."""
+    c = w.columns
+    return Reading(w.block_tokens, w.time_unit, c.time, c.prompt, c.output, w.skip_bad_lines, w.tokenizer, w.num_turns)
 
 
 def chosen_rows(trace: Trace, num_requests: int | None) -> list[TraceRow]:

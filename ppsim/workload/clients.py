@@ -10,16 +10,16 @@ Rule: what is sent follows from the workload and from the replies that have reac
 
 from __future__ import annotations
 
-from bisect import insort
+from bisect import insort, insort_left
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ppsim.core.effects import Reply
 from ppsim.core.messages import Input, NewRequest
 from ppsim.core.tokens import pack
-from ppsim.workload.arrivals import Arrival, Workload, by_moment
+from ppsim.workload.arrivals import Ahead, Arrival, Workload, by_moment
 
 
 def moment(item: tuple[int, Input]) -> int:
@@ -45,11 +45,18 @@ class Clients:
     """Inputs by iteration and by time, and what replies add to them.
 
     ``turnaround_ns``: between the end of an answer and the next request at the least. Two servers have two clocks: a
-    request can reach the other one only after the answer has left.
+    request can reach the other one only after the answer has left. ``arrives`` is told of each request that is made
+    while the run goes on and waits for nobody's answer (``Workload.coming``).
     """
 
-    def __init__(self, workload: Workload, turnaround_ns: int = 0) -> None:
+    def __init__(
+        self, workload: Workload, turnaround_ns: int = 0, arrives: Callable[[Arrival], None] | None = None
+    ) -> None:
         opening = workload.opening
+        coming = Ahead(iter(()) if workload.coming is None else workload.coming())
+        self.arrives = arrives
+        if workload.concurrency and coming:
+            opening = tuple([self._taken(coming) for _ in range(workload.concurrency) if coming])
         items: list[tuple[int | None, int | None, Input]] = [
             *((a.at_iteration, a.at_ns, a.request) for a in opening),
             *((c.at_iteration, c.at_ns, c.input) for c in workload.controls),
@@ -59,9 +66,26 @@ class Clients:
         self.turnaround_ns = turnaround_ns
         self.followers = {a.follows: a for a in workload.arrivals if a.follows}
         self.answers_matter = bool(workload.concurrency or self.followers)
-        self.waiting = deque(workload.heads[len(opening) :])
+        self.waiting = coming if workload.concurrency and workload.coming else deque(workload.heads[len(opening) :])
         self.under_way = {a.request.rid: Conversation(a.request) for a in opening} if self.answers_matter else {}
         self.unsent: list[tuple[str, str, str]] = []  # a turn that never comes, the one before it, how that one ended
+        self.coming = Ahead(iter(())) if workload.concurrency else coming
+        self.next_coming: NewRequest | None = None  # of ``coming``, among the inputs by time until it is read
+        self._fetch()
+
+    def _taken(self, coming: Ahead) -> Arrival:
+        arrival = coming.popleft()
+        if self.arrives is not None:
+            self.arrives(arrival)
+        return arrival
+
+    def _fetch(self) -> None:
+        """Put the next request that is made on the way among the inputs: of the same time, ahead of aborts."""
+        self.next_coming = None
+        if self.coming:
+            arrival = self._taken(self.coming)
+            self.next_coming = arrival.request
+            insort_left(self.by_time, (arrival.at_ns or 0, arrival.request), key=moment)
 
     @property
     def expects(self) -> bool:
@@ -74,6 +98,8 @@ class Clients:
         for queue, limit in ((self.by_iteration, iteration), (self.by_time, now_ns)):
             while queue and queue[0][0] <= limit:
                 found.append(queue.popleft()[1])
+                if found[-1] is self.next_coming:
+                    self._fetch()
         return tuple(found)
 
     def replied(self, reply: Reply, now_ns: int) -> Sequence[Sent]:

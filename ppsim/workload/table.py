@@ -153,9 +153,13 @@ def tokens(line: Line, field: str, text: str) -> int:
 
 def told_outputs(name: str, rows: Sequence[TraceRow]) -> tuple[str, ...]:
     without = [row for row in rows if row.no_output]
-    if not without:
+    return outputs_sentence(name, len(without), without[0].line if without else 0, len(rows))
+
+
+def outputs_sentence(name: str, num_without: int, first_line: int, num_rows: int) -> tuple[str, ...]:
+    if not num_without:
         return ()
     return (
-        f"{name}: {len(without)} of {len(rows)} requests have no output (first: line {without[0].line}); "
+        f"{name}: {num_without} of {num_rows} requests have no output (first: line {first_line}); "
         "each gets the one token that its prefill samples",
     )

@@ -6,14 +6,14 @@ for what answers bring has been sent when the answers were. A request that names
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 from zlib import crc32
 
 from ppsim.core.effects import Reply
 from ppsim.core.messages import Input, Shutdown
 from ppsim.scenario.tree import Scenario
-from ppsim.workload import EOS_TOKEN_ID, Workload
+from ppsim.workload import EOS_TOKEN_ID, Arrival, Workload
 from ppsim.workload.clients import Clients, Sent
 
 NS_PER_US = 1000
@@ -43,8 +43,10 @@ class Client(Protocol):
 class WorkloadClient(Clients):
     """Requests and controls of a workload, by time and by iteration; in one iteration the requests come first."""
 
-    def __init__(self, workload: Workload, idle_poll_us: float) -> None:
-        super().__init__(workload)
+    def __init__(
+        self, workload: Workload, idle_poll_us: float, arrives: Callable[[Arrival], None] | None = None
+    ) -> None:
+        super().__init__(workload, arrives=arrives)
         self.poll_ns = round(idle_poll_us * NS_PER_US)
 
     def ingest(self, iteration: int, idle: bool, now_ns: int) -> tuple[tuple[Input, ...], int]:
@@ -110,6 +112,19 @@ class Sampler:
         self.span = max(1, scenario.model.vocab_size - FIRST_TOKEN_ID)
         self.stop_after = {a.request.rid: a.stop_after for a in workload.arrivals if a.stop_after}
         self.recorded = recorded or {}
+        self.forgets = workload.coming is not None  # requests are made on the way, each with an id of its own
+
+    def noting(self, arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
+        """Requests that are made on the way, each known here before anybody else has it."""
+        for arrival in arrivals:
+            if arrival.stop_after:
+                self.stop_after[arrival.request.rid] = arrival.stop_after
+            yield arrival
+
+    def ended(self, rid: str) -> None:
+        """Nobody asks for a token of it any more."""
+        if self.forgets:
+            self.stop_after.pop(rid, None)
 
     def token(self, rid: str, position: int) -> int:
         """The ``position``-th output token of a request, from 1."""

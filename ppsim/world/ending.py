@@ -73,11 +73,9 @@ def warn_of_what_had_no_effect(setting: Setting) -> None:
     recording = setting.recording
     for sentence in setting.client.told():
         recording.warn(sentence)
-    arrived = {a.rid for a in recording.arrivals}
-    refused = [r for r in recording.replies if r.status == "refused" and r.rid in arrived]
-    if refused:
-        first = f"{refused[0].rid}: {refused[0].reason}"
-        recording.warn(f"{len(refused)} of {len(arrived)} requests were refused; first {first}")
+    num_refused, num_arrived, first = recording.refused_requests()
+    if num_refused:
+        recording.warn(f"{num_refused} of {num_arrived} requests were refused; first {first}")
     scheduler = setting.ranks[0].rank.started
     if scheduler is not None:  # a rank that stands still from the start has read nothing
         recording.warn_of_ignored_aborts(scheduler.num_ignored_aborts)

@@ -29,6 +29,7 @@ from ppsim.core.start import fingerprint
 from ppsim.core.tokens import count
 from ppsim.cost.stage import QuadraticCost, UnitCost
 from ppsim.recording import Recording
+from ppsim.recording.stream import RecordStream
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
 from ppsim.scenario.tree import Scenario
 from ppsim.workload.refusals import Refusals
@@ -39,8 +40,14 @@ from ppsim.world.run_setting import Setting
 from ppsim.world.scripts import BATCH, NOTHING, SILENT, Scripts, Shape, Unscripted, looks_back
 from ppsim.world.stage_times import NOTHING_HAPPENS, CannotRepresent, Flight, StageTimes
 
-Run = tuple[list[Callable[[int], None]], list[Callable[[int], None]]]
+Step = tuple[Callable[[int], None], int]
+"""A word of a rank's clocks, and the rank."""
+Run = tuple[list[Step], list[Step]]
 """Head and tail of a script, bound to a rank."""
+NEVER = 3
+"""A visit that never was, before the first and behind the last, beside what one may have launched (``scripts.py``)."""
+MAX_STEPS = 100_000
+"""Of waves that are remembered, times their ranks: some megabytes."""
 
 
 class Represented:
@@ -98,16 +105,16 @@ class Representative:
         roles: dict[tuple[bool, bool, bool], Scripts] = {}  # what an order of effects may depend on
         self.scripts = [roles.setdefault((c.is_first, c.is_last, c.pp_rank % 2 == 0), Scripts(c)) for c in configs]
         self.runs: list[dict[Shape, Run]] = [{} for _ in self.stages]
+        self.waves: dict[bytes, list[Step]] = {}  # by what the visits launched that it depends on
         self.descending = tuple(reversed(range(self.num_ranks)))
         self.odd_first = scenario.scheduler.exchange_order == "parity"  # their receives need nobody else's
         self.back = looks_back(configs[0])
-        self.offset = max(self.back)
-        self.launched = bytearray(self.offset)  # by iteration, behind ``offset`` visits that never were
-        self.shapes: list[Shape] = []  # by iteration; equal ones are one object
-        self.known: dict[Shape, Shape] = {}
+        self.reach = max(self.back) + self.num_ranks  # visits that a wave depends on
+        self.launched = bytearray([NEVER]) * self.reach  # by iteration, behind those that never were
         self.kept = 2 * self.num_ranks + configs[0].num_slots + 2  # iterations for which a batch is asked for
         self.max_iterations = scenario.run.max_iterations
         self.outputs: dict[int, Output] = {}
+        self.stream = setting.recording if isinstance(setting.recording, RecordStream) else None
         self.told: tuple[list[fx.Reply], list[fx.Reply]] = ([], [])
         self.place = 0  # which of the two the next reply belongs to
         self.alike = stages_alike(setting)
@@ -127,11 +134,14 @@ class Representative:
         self._share(setting.recording)
 
     def _share(self, recording: Recording) -> None:
-        """The ranks have one list of decisions and one of harvests, and a list of times each."""
+        """The ranks have one list of decisions and one of harvests, and lists of times each."""
         recording.decisions = [recording.decisions[0]] * self.num_ranks
         recording.harvests = [recording.harvests[0]] * self.num_ranks
         recording.visits = [stage.visits for stage in self.stages]
         recording.spans = [stage.spans for stage in self.stages]
+        for stage in self.stages if self.num_ranks > 1 else ():  # each rank keeps what it received
+            for kind, is_hidden in (("hidden", True), ("output", False)):
+                recording.messages[stage.before.rank, stage.rank, kind] = stage.received[is_hidden]
         self.setting.ranks = [Represented(self, stage) for stage in self.stages]  # type: ignore[misc]
 
     def run(self) -> None:
@@ -139,7 +149,9 @@ class Representative:
         try:
             self._run()
         finally:  # what is ended from outside leaves what it has
-            self._place_messages()
+            messages = self.setting.recording.messages
+            for key in [key for key, mine in messages.items() if not mine and self.stream is None]:
+                del messages[key]  # nothing went that way
         self._conclude()
 
     def _run(self) -> None:
@@ -155,20 +167,14 @@ class Representative:
             raise CannotRepresent(str(error)) from error
         end = self.rank.iteration
         for wave in range(end, end + self.num_ranks - 1):
+            self.launched.append(NEVER)
             self._wave(wave)
-
-    def _place_messages(self) -> None:
-        """Each rank has kept what it received."""
-        recording = self.setting.recording
-        for stage in self.stages:
-            for kind, messages in (("hidden", stage.received[True]), ("output", stage.received[False])):
-                if messages:
-                    recording.messages[stage.before.rank, stage.rank, kind] = messages
 
     def _conclude(self) -> None:
         """See that nothing is left."""
-        recording = self.setting.recording
-        left = rank_leftover(self.rank) or unanswered(self.setting.watch, [a.rid for a in recording.arrivals])
+        # Of a stream the client has handed out all requests, and what was owed to those that have ended is forgotten.
+        arrived = [] if self.stream is not None else [a.rid for a in self.setting.recording.arrivals]
+        left = rank_leftover(self.rank) or unanswered(self.setting.watch, arrived)
         if left is not None:
             raise CannotRepresent(left[1])
         if max(stage.host for stage in self.stages) > MAX_TIME_NS:
@@ -177,41 +183,41 @@ class Representative:
     # --- time ----------------------------------------------------------------------------------------------------
 
     def _wave(self, wave: int) -> None:
-        """Rank k makes its iteration ``wave - k``; the first rank's has been decided."""
-        shapes, runs, tails = self.shapes, self.runs, []
+        """Rank k makes its iteration ``wave - k``; the first rank's has been decided, and is the last one that was."""
+        visits = bytes(self.launched[-self.reach :])
+        for word, k in self.waves.get(visits) or self._steps(visits):
+            word(wave - k)
+        self.flights.pop(wave - self.kept, None)
+
+    def _steps(self, visits: bytes) -> list[Step]:
+        """What the ranks do in a wave, in order, given what its visits launched."""
+        heads: list[Step] = []
+        tails: list[tuple[int, list[Step]]] = []
         for k in self.descending:
-            i = wave - k
-            if 0 <= i < len(shapes):
-                head, tail = runs[k].get(shapes[i]) or self._bind(k, shapes[i])
-                for word in head:
-                    word(i)
-                if tail:
-                    tails.append((k, i, tail))
+            own = len(visits) - 1 - k
+            if visits[own] != NEVER:
+                shape = tuple([visits[own - back] % NEVER for back in self.back])
+                head, tail = self.runs[k].get(shape) or self._bind(k, shape)
+                heads += head
+                tails.append((k, tail))
         if self.odd_first:
             tails.sort(key=is_even)
-        for _, i, tail in tails:
-            for word in tail:
-                word(i)
-        self.flights.pop(wave - self.kept, None)
+        if len(self.waves) * self.num_ranks > MAX_STEPS:
+            self.waves.clear()
+        found = self.waves[visits] = heads + [step for _, tail in tails for step in tail]
+        return found
 
     def _bind(self, k: int, shape: Shape) -> Run:
         """The script of a shape, as calls of a rank's clocks."""
         scripts, stage = self.scripts[k], self.stages[k]
         script = scripts.script(shape)
-        head = [stage.word(word) for word in script.head]
+        head = [(stage.word(word), k) for word in script.head]
         if script.head == NOTHING_HAPPENS:
-            head = [stage.nothing]
-        found = self.runs[k][shape] = (head, [stage.word(word) for word in script.tail])
+            head = [(stage.nothing, k)]
+        found = self.runs[k][shape] = (head, [(stage.word(word), k) for word in script.tail])
         stage.output_sent_age = scripts.output_age.get("send_output", 0)
         stage.output_read_age = scripts.output_age.get("await_tokens", 0)
         return found
-
-    def _decide(self, what: int) -> None:
-        """The first rank's next iteration launches this."""
-        self.launched.append(what)
-        at, launched = len(self.launched) - 1, self.launched
-        shape = tuple([launched[at - back] for back in self.back])
-        self.shapes.append(self.known.setdefault(shape, shape))
 
     # --- effects of the first rank -------------------------------------------------------------------------------
 
@@ -231,6 +237,8 @@ class Representative:
         i, first, client, watch = effect.iteration, self.stages[0], self.client, self.setting.watch
         if i:
             self._wave(i - 1)
+        if self.stream is not None and self.stream.is_due:
+            self._forget(self.stream)
         before = -1
         while i != before and (not effect.idle or client.by_iteration):
             before, i = i, self._pass_empty(i, idle=effect.idle)
@@ -244,6 +252,11 @@ class Representative:
         watch.ingested(i, inputs, effect.idle)
         return inputs
 
+    def _forget(self, stream: RecordStream) -> None:
+        """Records that are complete are passed on; what was decided so long ago concerns no rank any more."""
+        stream.pass_on()
+        del self.launched[: -self.reach]
+
     def _pass_empty(self, i: int, *, idle: bool) -> int:
         """Pass visits of empty slots until something is due; the iteration at which the first rank stands then.
 
@@ -253,7 +266,7 @@ class Representative:
         if self.max_iterations:
             num = min(num, self.max_iterations - i)
         while passed < num and not self.client.has_input(i + passed, self.stages[0].host):
-            self._decide(NOTHING)
+            self.launched.append(NOTHING)
             self._wave(i + passed)
             passed += 1
         if passed:
@@ -271,14 +284,14 @@ class Representative:
     def _decided(self, effect: fx.Decided) -> None:
         decision = effect.decision
         if not decision.pieces:
-            self._decide(NOTHING)
+            self.launched.append(NOTHING)
         self.setting.recording.decisions[0].append(decision)
         self.setting.watch.decided(decision)
         self.place = 0
 
     def _launch(self, effect: fx.Launch) -> tuple[int, ...]:
         batch, setting = effect.batch, self.setting
-        self._decide(SILENT if batch.skip_output_comm else BATCH)
+        self.launched.append(SILENT if batch.skip_output_comm else BATCH)
         self.refusals.launched(batch)
         work = [(p.prefix_len, p.new_tokens, p.is_decode) for p in batch.pieces]
         cost, slot, num_ranks = setting.cost, batch.slot, self.num_ranks
@@ -317,12 +330,14 @@ class Representative:
         told, recording = self.told[place], self.setting.recording
         for reply in told:
             recording.reply(now_ns, reply)
+            if reply.status != "token":
+                self.setting.sampler.ended(reply.rid)
             for at_ns, request in self.client.replied(reply, now_ns):
                 recording.arrival(request.rid, at_ns, count(request.prompt), request.max_new_tokens)
         told.clear()
 
 
-def is_even(tail: tuple[int, int, object]) -> bool:
+def is_even(tail: tuple[int, object]) -> bool:
     return tail[0] % 2 == 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from ppsim.check.audit import Audit, follow
 from ppsim.check.client_watch import StopRun, Watch
@@ -20,6 +21,7 @@ from ppsim.errors import EXIT_UNKNOWN, ScenarioError
 from ppsim.plugin import load
 from ppsim.recording import PASS, Recording, Verdict
 from ppsim.recording.schema import Refused
+from ppsim.recording.stream import RecordStream
 from ppsim.scenario.fit import check_requests_fit
 from ppsim.scenario.layers import hidden_bytes_per_token
 from ppsim.scenario.rank import local_capacity_tokens, rank_config
@@ -28,11 +30,13 @@ from ppsim.scenario.tree import Scenario
 from ppsim.scenario.warn import start_warnings, without_effect
 from ppsim.workload import Arrival, Workload, build_workload
 from ppsim.workload.local_facts import Facts
+from ppsim.workload.stream import blank_requests, cannot_stream, stream_workload
 from ppsim.world.blame import Hang, with_blame
 from ppsim.world.chance import decided, failing
 from ppsim.world.choices import Choices, SeededChoices
 from ppsim.world.client import Client, ReplayClient, Sampler, WorkloadClient
 from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
+from ppsim.world.collector import seldom_collected
 from ppsim.world.driver import SimulatedRank
 from ppsim.world.ending import deadlock, first_cause, leftovers, warn_of_what_had_no_effect
 from ppsim.world.milestones import Marks
@@ -75,6 +79,7 @@ def simulate(
     given: Given | None = None,
     began: Callable[[Setting], None] | None = None,
     fast: bool | None = False,
+    place: Path | None = None,
 ) -> SimulationResult:
     """Run a scenario to its end. Raises ScenarioError or TraceError for bad input; all else is in the verdict.
 
@@ -82,7 +87,12 @@ def simulate(
     ``fast``: let one rank stand for all (``representative.py``), to the same recording; None: where that is possible.
     Raises ScenarioError where it is asked for and not possible. A run that does not pass so is made again by events,
     which have every rank to report on.
+
+    Where ``run.keep`` is not "all", one rank stands for all, or ScenarioError says why it cannot; the records are
+    in a file, or nowhere (``recording/stream.py``). ``place``: a folder for what is written meanwhile.
     """
+    if scenario.run.keep != "all":
+        return streamed(scenario, progress, began, place, cannot_keep_less(scenario, choices, change, given, fast))
     if fast is not False and may_represent(scenario, choices, change, given, asked=fast is True):
         result = represented(scenario, progress, began)
         if result is not None:
@@ -101,15 +111,21 @@ def simulate(
     return result if verdict == result.verdict else replace(result, verdict=verdict)
 
 
-def may_represent(
-    scenario: Scenario, choices: Choices | None, change: Change | None, given: Given | None, *, asked: bool
-) -> bool:
-    """Whether one rank can stand for all. Raises ScenarioError with the reasons if it is asked to and cannot."""
+def why_not(scenario: Scenario, choices: Choices | None, change: Change | None, given: Given | None) -> list[str]:
+    """Why one rank cannot stand for all, a sentence each; empty: it can."""
     reasons = cannot_represent(scenario)
     if choices is not None or given is not None:
         reasons.append("choices or replies of another run are given")
     if change is not None and change != UNCHANGED:
         reasons.append("a plug-in or bug changes what a rank does")
+    return reasons
+
+
+def may_represent(
+    scenario: Scenario, choices: Choices | None, change: Change | None, given: Given | None, *, asked: bool
+) -> bool:
+    """Whether one rank can stand for all. Raises ScenarioError with the reasons if it is asked to and cannot."""
+    reasons = why_not(scenario, choices, change, given)
     if reasons and asked:
         raise ScenarioError("--fast", "one rank cannot stand for all here: " + "; ".join(reasons), "run without it")
     return not reasons
@@ -120,16 +136,64 @@ def represented(
 ) -> SimulationResult | None:
     """The run by one rank; None where it does not pass, or comes to what only the event world can tell."""
     setting = prepare(scenario, progress, SeededChoices(scenario.seed), Given())
-    for message in without_effect(scenario):
+    try:
+        run_represented(setting, began)
+    except CannotRepresent:
+        return None
+    return SimulationResult(setting.recording, PASS, setting)
+
+
+def run_represented(setting: Setting, began: Callable[[Setting], None] | None) -> None:
+    """Raises CannotRepresent."""
+    for message in without_effect(setting.scenario):
         setting.recording.warn(message)
     world = Representative(setting)
     if began is not None:
         began(setting)
-    try:
+    with seldom_collected():
         world.run()
-    except CannotRepresent:
-        return None
     warn_of_what_had_no_effect(setting)
+
+
+def cannot_keep_less(
+    scenario: Scenario, choices: Choices | None, change: Change | None, given: Given | None, fast: bool | None
+) -> list[str]:
+    """Why records must be kept, a sentence each."""
+    reasons = why_not(scenario, choices, change, given) + cannot_stream(scenario)
+    return ["every rank is to be run (--no-fast)", *reasons] if fast is False else reasons
+
+
+def streamed(
+    scenario: Scenario,
+    progress: Callable[[int, int], None] | None,
+    began: Callable[[Setting], None] | None,
+    place: Path | None,
+    reasons: list[str],
+) -> SimulationResult:
+    """The run by one rank, with records that are passed on and forgotten. Nobody runs it again where it does not pass:
+    its verdict is what the one rank can tell."""
+    if reasons:
+        raise ScenarioError(
+            "run.keep", f"{scenario.run.keep!r} needs one rank that stands for all: {'; '.join(reasons)}", "'all'"
+        )
+    recording = RecordStream(
+        scenario.cluster.pp_size,
+        name=scenario.name,
+        seed=scenario.seed,
+        writes=scenario.run.keep == "file",
+        place=place,
+    )
+    choices = SeededChoices(scenario.seed)
+    workload = decided(stream_workload(scenario), scenario.chance, choices)
+    setting = prepare(scenario, progress, choices, Given(), workload, recording)
+    try:
+        run_represented(setting, began)
+    except CannotRepresent as error:
+        cause, seat = error.__cause__, setting.ranks[0]
+        if isinstance(cause, CoreError | StopRun):
+            return SimulationResult(setting.recording, verdict_of(cause, seat), setting)
+        text = f"one rank cannot tell what happens here: {error}; run.keep 'all' runs every rank"
+        return SimulationResult(setting.recording, Verdict("unknown", EXIT_UNKNOWN, text), setting)
     return SimulationResult(setting.recording, PASS, setting)
 
 
@@ -188,13 +252,23 @@ def prepare(
     choices: Choices,
     given: Given,
     workload: Workload | None = None,
+    recording: Recording | None = None,
 ) -> Setting:
-    """Everything the ranks share. The workload is the scenario's unless another one is given."""
+    """Everything the ranks share. The workload is the scenario's unless another one is given, the recording one that
+    keeps all."""
     workload = workload or decided(build_workload(scenario), scenario.chance, choices)
     if given.inputs_by_iteration is None:
         check_requests_fit(scenario, workload.whole_requests())
+    sampler = Sampler(scenario, workload, given.tokens)
+    if workload.coming is not None:
+        if scenario.workload.source == "generated":
+            for specs in blank_requests(scenario):
+                check_requests_fit(scenario, specs)
+        coming = workload.coming
+        workload = replace(workload, coming=lambda: sampler.noting(coming()))
     cluster = scenario.cluster
-    recording = Recording(cluster.pp_size, tp_replicas=cluster.tp_replicas, name=scenario.name, seed=scenario.seed)
+    if recording is None:
+        recording = Recording(cluster.pp_size, tp_replicas=cluster.tp_replicas, name=scenario.name, seed=scenario.seed)
     for message in (*start_warnings(scenario), *workload.warnings):
         recording.warn(message)
     recording.concurrency = workload.concurrency
@@ -203,8 +277,9 @@ def prepare(
         recording.arrival(a.request.rid, a.at_ns or 0, count(a.request.prompt), a.request.max_new_tokens)
     watch = Watch(
         scenario.run.max_iterations,
-        len(workload.arrivals),
+        len(workload.arrivals) + workload.num_coming,
         progress,
+        forgets=recording.keep != "all",
     )
     refused = failing(workload, scenario.chance, choices)
     recording.refusals = [Refused(rid, *refusal) for rid, refusal in refused.items()]
@@ -213,8 +288,8 @@ def prepare(
         cost=stage_cost(scenario),
         choices=choices,
         network=Network(scenario.links, choices, hidden_bytes_per_token(scenario), scenario.cluster.comm_overlap),
-        client=client_of(scenario, workload, given),
-        sampler=Sampler(scenario, workload, given.tokens),
+        client=client_of(scenario, workload, given, recording),
+        sampler=sampler,
         recording=recording,
         watch=watch,
         facts=Facts(scenario.observations, choices),
@@ -254,10 +329,15 @@ def watch_ranks(setting: Setting, side: str = "") -> None:
     )
 
 
-def client_of(scenario: Scenario, workload: Workload, given: Given) -> Client:
+def client_of(scenario: Scenario, workload: Workload, given: Given, recording: Recording) -> Client:
     if given.inputs_by_iteration is not None:
         return ReplayClient(given.inputs_by_iteration)
-    return WorkloadClient(workload, scenario.host.idle_poll_us)
+
+    def arrives(arrival: Arrival) -> None:
+        request = arrival.request
+        recording.arrival(request.rid, arrival.at_ns or 0, count(request.prompt), request.max_new_tokens)
+
+    return WorkloadClient(workload, scenario.host.idle_poll_us, arrives)
 
 
 def verdict_of_error(error: CoreError | StopRun, setting: Setting) -> Verdict:

@@ -70,6 +70,12 @@ def behaviour(changes: dict[str, Any], **options: Any) -> tuple[object, ...]:
     return (shown, result.verdict, result.setting.network.num_sent)
 
 
+def with_what_is_kept(changes: dict[str, Any]) -> tuple[object, ...]:
+    """The summary, and how many decisions are still in memory behind it."""
+    result = run(changes, {}, fast=None)
+    return summarize(result.recording, result.verdict), len(result.recording.decisions[0])
+
+
 # --- situations --------------------------------------------------------------------------------------------------
 
 QUADRATIC: dict[str, Any] = {
@@ -805,6 +811,7 @@ KEYS: dict[str, Case] = {
     "run.consensus_check_interval": Case(
         {**PREFIXES, "run.check": False}, {"run.consensus_check_interval": 1}, with_own_stamps
     ),
+    "run.keep": Case(QUADRATIC, {"run.keep": "summary"}, with_what_is_kept),
 }
 
 LENGTHS: dict[str, Case] = {

@@ -38,8 +38,10 @@ class FreePages:
         if num_pages == 0:
             return []
         self.num_pages -= num_pages
-        pages: list[int] = []
         next_returned = self.returned.popleft
+        if not self.new:
+            return [next_returned() for _ in range(num_pages)]
+        pages: list[int] = []
         if self.to_front:
             pages += [next_returned() for _ in range(min(num_pages, len(self.returned)))]
         num_new = min(num_pages - len(pages), len(self.new))
@@ -112,7 +114,8 @@ class Pool:
             raise PoolError(f"{num_pages} pages asked for, {self.num_free_pages} of {self.num_pages} are free")
         pages = self._free.take(num_pages)
         num_new = self._free.new.start - len(self._refs)  # of them were never taken before
-        self._refs.extend(repeated(1, num_new))
+        if num_new:
+            self._refs.extend(repeated(1, num_new))
         if num_new < num_pages:
             for page in pages:
                 self._refs[page] = 1
