@@ -66,6 +66,11 @@ def run(
             f"--report: run.keep is {loaded.run.keep!r}: no records are in memory when the run is over"
             + ("; ppsim report RUN reads the file" if loaded.run.keep == "file" else "")
         )
+    if while_running and loaded.run.keep != "all":
+        raise UsageError(
+            f"--while-running: run.keep is {loaded.run.keep!r}, so the files of the ranks would have no records; "
+            "leave one of the two out"
+        )
 
     from ppsim.plugin import all_bugs, bugs_in, load
     from ppsim.plugin.loader import always_on

@@ -142,6 +142,15 @@ def test_a_run_that_ends_has_the_folder_of_any_other(tmp_path: Path) -> None:
     assert there[0] == there[1]
 
 
+@pytest.mark.parametrize("keep", ["file", "summary"])
+def test_a_run_that_keeps_no_records_has_none_for_these_files(keep: str, tmp_path: Path) -> None:
+    there = tmp_path / "run"
+    result = ppsim("run", "tiny", "--set", f"run.keep={keep}", "--while-running", "--out", str(there))
+    assert result.exit_code == 2
+    assert f"--while-running: run.keep is '{keep}', so the files of the ranks would have no records" in result.stderr
+    assert not there.exists()
+
+
 def num_decisions(folder: Path) -> int:
     """On file by now, at whatever moment of the run."""
     with suppress(RecordingError):
