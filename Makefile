@@ -32,7 +32,7 @@ run: $(VENV)/.simulator
 test: lint unit
 
 # Hours on two cores; each line is a target of its own.
-test-all: test long campaign planted explore bench
+test-all: test long campaign planted explore bench bench-long
 
 # Ten times the examples of the pipelines of hand-driven ranks, and the tests that `make test` leaves out by their mark.
 long: $(VENV)/.everything
