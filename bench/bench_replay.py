@@ -1,10 +1,11 @@
 """What recording costs a real run, and how long a run of N iterations takes to read and to replay.
 
     python -m bench.bench_replay replay    [--iterations 10000]   a simulated run: seconds of CPU to make, read, replay
-    python -m bench.bench_replay overhead  [--rounds 5]           real ranks: CPU of what recording does in an iteration
+    python -m bench.bench_replay overhead  [--rounds 5] [--shape tiny|135m]   real ranks: CPU of recording an iteration
 
-``overhead`` runs the scenario of the tests, the smallest model there is, so the share of recording is the largest there
-is: every call of a rank's file is timed on the CPU clock of its process, and held against the CPU of the whole loop.
+Every call of a rank's file is timed on the CPU clock of its process, and held against the CPU of the whole loop.
+``tiny`` is the model of the tests, the smallest there is, so its share is the largest there is; ``135m`` has the shape
+of the smallest checkpoint that people run (SmolLM2-135M, its config.json) and drawn weights.
 """
 
 from __future__ import annotations
@@ -35,10 +36,24 @@ from tests.executor.small import small_scenario
 LENGTHS = {"input_length": {"kind": "fixed", "value": 30}, "output_length": {"kind": "fixed", "value": 8}}
 
 
-def one_by_one(num_requests: int) -> Scenario:
+SHAPES: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    "135m": {
+        "num_hidden_layers": 30,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+        "head_dim": 64,
+        "vocab_size": 49152,
+    },
+}
+
+
+def one_by_one(num_requests: int, shape: str = "tiny") -> Scenario:
     """A scenario of about 14 iterations a request on two ranks."""
     work = {"source": "generated", "num_requests": num_requests, "concurrency": 1, **LENGTHS}
-    return small_scenario(workload=work)
+    return small_scenario(workload=work, model=SHAPES[shape])
 
 
 def timed(what: str, do: Callable[[], Any]) -> Any:
@@ -110,7 +125,7 @@ def tell(rank: Rank) -> Effects[None]:
     yield from ()
 
 
-def measure_overhead(rounds: int) -> None:
+def measure_overhead(rounds: int, shape: str) -> None:
     from executor.launch import execute
 
     multiprocessing.set_forkserver_preload(["bench.bench_replay", "executor.serve"])
@@ -118,7 +133,7 @@ def measure_overhead(rounds: int) -> None:
     for _ in range(rounds):
         with tempfile.TemporaryDirectory() as folder:
             execute(
-                one_by_one(20),
+                one_by_one(20, shape),
                 start_method="forkserver",
                 folder=Path(folder),
                 changes=("bench.bench_replay:Timed",),
@@ -136,11 +151,12 @@ def main() -> None:
     parser.add_argument("what", choices=("replay", "overhead"))
     parser.add_argument("--iterations", type=int, default=10_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--shape", choices=tuple(SHAPES), default="tiny")
     asked = parser.parse_args()
     if asked.what == "replay":
         measure_replay(asked.iterations)
     else:
-        measure_overhead(asked.rounds)
+        measure_overhead(asked.rounds, asked.shape)
 
 
 if __name__ == "__main__":
