@@ -11,10 +11,11 @@ import signal
 import sys
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import NoReturn, ParamSpec
+from typing import Any, NoReturn, ParamSpec
 
 import typer
 
@@ -88,6 +89,23 @@ def give_up(message: str) -> NoReturn:
     os._exit(EXIT_UNKNOWN)
 
 
+@contextmanager
+def plain_warnings() -> Iterator[None]:
+    """Inside, our own warnings are a line of words; a notebook gets them as Python's, with the place in the code."""
+
+    def shown(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if category.__module__.startswith("ppsim."):
+            say(f"ppsim: {message}")
+        else:
+            before(message, category, *place, **more)
+
+    before, warnings.showwarning = warnings.showwarning, shown
+    try:
+        yield
+    finally:
+        warnings.showwarning = before
+
+
 def guarded(command: Callable[P, int]) -> Callable[P, None]:
     """Turn a command that returns an exit code, or raises, into one that ends the process as the rule says."""
 
@@ -95,7 +113,8 @@ def guarded(command: Callable[P, int]) -> Callable[P, None]:
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
         code = EXIT_PASS
         try:
-            code = command(*args, **kwargs)
+            with plain_warnings():
+                code = command(*args, **kwargs)
             sys.stdout.flush()
         except BrokenPipeError:
             close_stdout()

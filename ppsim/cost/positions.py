@@ -1,7 +1,8 @@
 """How many positions a model was made for, as SGLang derives it from a config.json.
 
 Rule: the first of ``NAMES`` that the config gives, times the factor of its rope scaling; the factor is in the number
-already where the scaling names the length before it, and for Llama 3 (SGLang's function ``get_context_length``). A server refuses a longer ``--context-length``.
+already where the scaling names the length before it, and for Llama 3 (SGLang's function ``get_context_length``). A
+server refuses a longer ``--context-length``.
 """
 
 from __future__ import annotations

@@ -206,6 +206,8 @@ def point_latest(path: Path) -> None:
 
 def find_run(run: str) -> Path:
     """The folder or file of a run: a path, a name below runs/, or "latest"."""
+    if not run.strip():  # as of an unset variable; Path("") would be the folder we stand in
+        raise UsageError(f"the name of a run is empty: give a run folder, a recording file, or a name below {RUNS}/")
     for path in (Path(run), RUNS / run):
         if path.is_file() and path.name == LATEST:
             path = path.parent / path.read_text(encoding="utf-8").strip()
@@ -230,8 +232,15 @@ def find_recording(run: str) -> Path:
                     f"{path.parent} has no {RECORDING}: the run kept its summary alone (run.keep 'summary'); run its "
                     f"{CONFIG} again with run.keep 'file'"
                 )
-            raise UsageError(f"{path.parent} is not a run folder: it has no {RECORDING}")
+            raise UsageError(f"{path.parent} is not a run folder: it has no {RECORDING}{other_folder(path.parent)}")
     return path
+
+
+def other_folder(folder: Path) -> str:
+    """What a folder without a recording is, in words, where its files say so."""
+    if (folder / "points.jsonl").is_file():
+        return "; it is that of a sweep, and its figures are in table.csv"
+    return ""
 
 
 def open_run(run: str) -> Recording:

@@ -9,6 +9,8 @@ Text of the user (names of runs, request ids) is shown as it is: a dollar sign d
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
@@ -29,7 +31,12 @@ LEFT, WIDTH, RIGHT = 120, 1240, 230  # pixels: names of lanes, time, legend
 SHEET = LEFT + WIDTH + RIGHT
 TITLE, LINE, GAP = 46, 20, 14  # heights in pixels: of the title, of a line of small text, between panels
 LINE_LETTERS = 185  # letters of small text in the width of a sheet
+GLYPH = re.compile(r"Glyph (\d+) ")  # how matplotlib's warning of a letter without a shape begins
 MAX_PIXELS = 60_000  # of a side; the renderer ends at 2**16
+
+
+class LettersLeftOut(UserWarning):
+    """A name has letters that no picture can show."""
 
 
 @contextmanager
@@ -68,8 +75,26 @@ def encoded(figure: Figure, path: Path) -> bytes:
     """The file that a picture becomes; the ending of ``path`` says which format. Raises UsageError."""
     checked_path(path)
     out = BytesIO()
-    figure.savefig(out, format=path.suffix.lower()[1:], dpi=DPI, metadata=stable_metadata(path))
+    with told_once():
+        figure.savefig(out, format=path.suffix.lower()[1:], dpi=DPI, metadata=stable_metadata(path))
     return out.getvalue()
+
+
+@contextmanager
+def told_once() -> Iterator[None]:
+    """Letters that the font lacks become one sentence (a warning of Python), where matplotlib has one for each."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    lacks: dict[str, None] = {}
+    for warning in caught:
+        found = GLYPH.match(str(warning.message))
+        if found is None:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+        else:
+            lacks[chr(int(found[1]))] = None
+    if lacks:
+        warnings.warn(f"the font of pictures has no {' '.join(lacks)}: a box stands for each", LettersLeftOut, 2)
 
 
 def write(path: Path, content: bytes) -> None:

@@ -569,3 +569,22 @@ def test_an_axis_of_measured_times_has_ticks_however_close_they_are(times: list[
     assert len(ticks) >= 3
     assert ticks == sorted(ticks)
     assert low <= ticks[0] < ticks[-1] <= high
+
+
+def test_letters_that_a_picture_cannot_show_are_told_in_one_sentence() -> None:
+    recording = pipeline(2, 2)
+    recording.name = "\u65e5\u672c\u65e5 run"
+    with pytest.warns(canvas.LettersLeftOut) as told:
+        picture(recording, Path("a.png"), Wish("gantt"))
+    sentence = "the font of pictures has no \u65e5 \u672c: a box stands for each"
+    assert [str(warning.message) for warning in told] == [sentence]
+
+
+def test_a_command_tells_it_as_a_line_of_its_own_and_not_as_a_warning_of_python() -> None:
+    text = '[cluster]\npp_size = 2\n[workload]\nsource = "chunks"\nnum_chunks = 2\n'
+    Path("named.toml").write_text(f'name = "\u65e5 run"\n{text}', encoding="utf-8")
+    command = CliRunner()
+    assert command.invoke(app, ["run", "named.toml", "--out", "named"]).exit_code == 0
+    drawn = command.invoke(app, ["plot", "named"])
+    assert drawn.exit_code == 0
+    assert drawn.stderr == "ppsim: the font of pictures has no \u65e5: a box stands for each\n"

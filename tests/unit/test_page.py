@@ -24,7 +24,7 @@ from ppsim.core.messages import NewRequest
 from ppsim.core.tokens import pack
 from ppsim.recording import PASS, Recording, Verdict
 from ppsim.recording.schema import Span, Stand
-from ppsim.recording.summary import request_lives
+from ppsim.recording.summary import request_lives, summarize
 from ppsim.report.lanes import parts_of
 from ppsim.report.page.data import run_data
 from ppsim.report.page.html import Run, page
@@ -32,6 +32,7 @@ from ppsim.report.page.ring import MOST, waits_html
 from ppsim.report.page.story import requests_sentence
 from ppsim.report.page.tables import distance
 from ppsim.report.series import kv_use, request_counts
+from ppsim.report.table import percent
 from tests.unit.handmade import S, decision, pipeline, two_requests
 from tests.worlds.making import passed, requests
 from tests.worlds.pd_making import passed_pair
@@ -180,6 +181,25 @@ def test_two_pipelines_are_both_held_with_their_transfers() -> None:
     kv = [lane for lane in run["lanes"] if lane["kind"] == "kv"]
     counted = sum(span.stream == "kv" for spans in recording.peer.spans for span in spans)
     assert sum(len(lane["start"]) for lane in kv) == counted > 0
+
+
+def test_the_bubble_of_two_pipelines_is_told_of_each() -> None:
+    recording = passed_pair({"workload.requests": requests(3, prompt=9, output=4)}).recording
+    assert recording.peer is not None
+    bubbles = {
+        side: percent(summarize(one, PASS)["bubble_ratio"])
+        for side, one in (("decode", recording), ("prefill", recording.peer))
+    }
+    assert bubbles["decode"] != bubbles["prefill"]
+    one = html_of(recording)
+    assert f"<b>{bubbles['decode']}</b><small>time in which a stage waits: decode; prefill {bubbles['prefill']}" in one
+    both = page([Run("a", recording, PASS), Run("b", pipeline(2, 2), PASS)]).decode()
+    for side, bubble in bubbles.items():
+        assert f"<th scope=row>bubble of {side}</th><td>{bubble}</td>" in both
+    assert "<th scope=row>bubble</th>" not in both
+    alone = page([Run("a", pipeline(2, 3), PASS), Run("b", pipeline(2, 2), PASS)]).decode()
+    assert "<th scope=row>bubble</th>" in alone
+    assert "bubble of" not in alone
 
 
 def test_ranks_that_decide_differently_have_tables_of_their_own() -> None:

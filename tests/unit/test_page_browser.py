@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -13,8 +14,10 @@ from ppsim.core.effects import Reply
 from ppsim.recording import PASS, Recording
 from ppsim.recording.summary import covered_ns, request_lives
 from ppsim.report.lanes import parts_of
+from ppsim.report.page import story
 from ppsim.report.page.data import run_data
 from ppsim.report.page.html import Run, page
+from ppsim.report.page.story import Tile
 from tests.unit.browser import CTRL, Browser, chromium
 from tests.unit.handmade import S, decision, pipeline
 from tests.unit.test_page import FAILED, hostile
@@ -144,7 +147,21 @@ AXES = """Bokeh.documents.flatMap((one) => one.roots()).flatMap((figure) => [...
   .map((axis) => [axis.axis_label, [...axis.major_label_overrides].map(([at, says]) => [at, says])])"""
 
 
-@pytest.mark.parametrize("times_ns", [(8_000_000, 16_700_000), (3_900_000, 4_000_000), (20_000, 9_000_000_000)])
+CLOSE = [(8_000_000, 16_700_000), (3_900_000, 4_000_000), (6_600_000, 14_600_000), (38_000_000, 7_000_000_000)]
+# Of the axes along the page: where the words of each tick stand, in pixels from its left end to its right one.
+STANDS = """Bokeh.documents.flatMap((one) => one.roots()).flatMap((figure) => figure.below
+  .filter((axis) => `${axis.axis_label}`.endsWith("logarithmic scale")).map((axis) => {
+    const pen = document.createElement("canvas").getContext("2d");
+    pen.font = `${axis.major_label_text_font_size} Helvetica, Arial, sans-serif`;
+    const scale = Bokeh.index.get_one(figure).frame.x_scale;
+    return [...axis.major_label_overrides].map(([at, says]) => {
+      const half = pen.measureText(says).width / 2;
+      return [scale.compute(at) - half, scale.compute(at) + half];
+    });
+  }))"""
+
+
+@pytest.mark.parametrize("times_ns", [*CLOSE, (20_000, 9_000_000_000)])
 def test_a_logarithmic_axis_of_durations_has_ticks_that_say_what_they_are(
     times_ns: tuple[int, int], browser: Browser, tmp_path: Path
 ) -> None:
@@ -172,7 +189,31 @@ def test_a_logarithmic_axis_of_durations_has_ticks_that_say_what_they_are(
             number, unit = says.split()
             assert float(number) * {"ns": 1e-9, "µs": 1e-6, "ms": 1e-3, "s": 1}[unit] == pytest.approx(at)
             assert low / 1.06e9 <= at <= high * 1.06 / 1e9
+    stands = browser.js(STANDS)
+    assert len(stands) == 2
+    for ticks in stands:
+        assert all(left[1] + 3 <= right[0] for left, right in pairwise(ticks))
     assert browser.troubles() == []
+
+
+@pytest.mark.parametrize("width", [400, 800, 1280])
+def test_no_number_at_the_top_is_wider_than_its_box(
+    browser: Browser, busy: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, width: int
+) -> None:
+    """All eight that there can be, with counts of five digits."""
+    long = [Tile("time", "206.27 ms", "first arrival to last reply"), Tile("input", "1,237,300", "tokens/s")] * 3
+    counts = [Tile("requests finished", "400 of 400", ""), Tile("requests finished", "20,000 of 20,000", "")]
+    monkeypatch.setattr(story, "tiles", lambda _: counts + long)
+    browser.resize(width, 900)
+    show(browser, tmp_path, Run("one", busy, PASS))
+    browser.settle()
+    assert browser.js("document.querySelectorAll('.tile').length") == 8
+    wide = browser.js(
+        "[...document.querySelectorAll('.tile *')].filter((e) => e.scrollWidth > e.clientWidth && e.clientWidth)"
+        ".map((e) => e.textContent)"
+    )
+    browser.resize(1280, 900)
+    assert wide == []
 
 
 def test_the_shares_of_a_long_run_cover_its_busy_time(browser: Browser, tmp_path: Path) -> None:

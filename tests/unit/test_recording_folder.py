@@ -29,6 +29,7 @@ from ppsim.recording.folder import (
 from ppsim.recording.summary import summarize
 from ppsim.scenario import Scenario, load_scenario
 from ppsim.scenario.load import validate
+from ppsim.sweeps import folder as sweeps
 from tests.unit.handmade import pipeline
 
 
@@ -177,6 +178,21 @@ def test_where_links_are_impossible_latest_is_a_text_file(monkeypatch: pytest.Mo
     assert find_run("runs/latest").resolve() == path.resolve()
     point_latest(saved())
     assert find_run("latest").name == "by-hand-3-2"
+
+
+@pytest.mark.parametrize("name", ["", " "])
+def test_an_empty_name_is_not_the_folder_one_stands_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(saved())
+    open_run(".")
+    with pytest.raises(UsageError, match="the name of a run is empty"):
+        open_run(name)
+
+
+def test_the_folder_of_a_sweep_is_called_one() -> None:
+    Path("sweep").mkdir()
+    Path("sweep", sweeps.POINTS).touch()
+    with pytest.raises(UsageError, match=r"no recording\.jsonl; it is that of a sweep.*table\.csv"):
+        open_run("sweep")
 
 
 def test_runs_that_are_not_there_or_not_whole_are_told() -> None:

@@ -99,7 +99,7 @@ def tiles(s: Mapping[str, Any]) -> list[Tile]:
     found = [
         Tile("requests finished", f"{s['num_finished']:,} of {s['num_requests']:,}", ""),
         Tile("time", seconds(s["makespan_s"]), "first arrival to last reply"),
-        Tile("bubble", percent(s["bubble_ratio"]), "time in which a stage waits"),
+        Tile("bubble", percent(s["bubble_ratio"]), bubble_says(s)),
         two("TTFT", s["ttft_s"], "time to first token"),
         two("TPOT", s["tpot_s"], "time per further token"),
         Tile("input", f"{s['input_tokens_per_s']:,.0f}", "tokens/s"),
@@ -108,6 +108,12 @@ def tiles(s: Mapping[str, Any]) -> list[Tile]:
     if s["cached_tokens"]:
         found.append(Tile("cache hits", percent(s["cache_hit_rate"]), "of the prompt tokens"))
     return found
+
+
+def bubble_says(s: Mapping[str, Any]) -> str:
+    """Of two pipelines the figure is that of decode: the other one's stands beside it."""
+    says = "time in which a stage waits"
+    return f"{says}: decode; prefill {percent(s['prefill']['bubble_ratio'])}" if "prefill" in s else says
 
 
 def two(name: str, values: Mapping[str, float | None], says: str) -> Tile:

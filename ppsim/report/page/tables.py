@@ -5,7 +5,7 @@ Rule: as in ``report/table.py``, every number is that of the summary, rounded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ppsim.report.page.words import text
@@ -61,10 +61,16 @@ def of(key: str, p: str) -> Callable[[Summary], float | None]:
     return lambda s: s[key][p]
 
 
+BUBBLE = Metric("bubble", lambda s: s["bubble_ratio"], percent, -1)
+# Of two pipelines ``bubble_ratio`` is that of decode, and the prefill side has a summary of its own.
+BUBBLES = (
+    Metric("bubble of prefill", lambda s: s.get("prefill", s)["bubble_ratio"], percent, -1),
+    Metric("bubble of decode", lambda s: s["bubble_ratio"], percent, -1),
+)
 METRICS = (
     Metric("requests finished", lambda s: s["num_finished"], lambda n: f"{n:,}", 0),
     Metric("time", lambda s: s["makespan_s"], seconds, -1),
-    Metric("bubble", lambda s: s["bubble_ratio"], percent, -1),
+    BUBBLE,
     *(Metric(f"TTFT {p}", of("ttft_s", p), seconds, -1) for p in PERCENTILES),
     *(Metric(f"TPOT {p}", of("tpot_s", p), seconds, -1) for p in ("mean", "p99")),
     *(Metric(f"E2E {p}", of("e2e_s", p), seconds, -1) for p in ("mean", "p99")),
@@ -82,11 +88,20 @@ def comparison_html(names: Sequence[str], summaries: Sequence[Summary]) -> str:
     """
     head = "".join(f"<th scope=col>{text(name)}</th>" for name in names)
     verdicts = "".join(f"<td>{text(s['verdict'])}</td>" for s in summaries)
-    rows = "".join(row(metric, summaries) for metric in METRICS)
+    rows = "".join(row(metric, summaries) for metric in metrics_of(summaries))
     return (
         f'<div class="wide"><table class="numbers compared"><thead><tr><th scope=col></th>{head}</tr></thead><tbody>'
         f"<tr><th scope=row>verdict</th>{verdicts}</tr>{rows}</tbody></table></div>"
     )
+
+
+def metrics_of(summaries: Sequence[Summary]) -> Iterator[Metric]:
+    """The rows. Where a run has two pipelines each has its bubble; one pipeline has the same in both rows."""
+    for metric in METRICS:
+        if metric is BUBBLE and any("prefill" in s for s in summaries):
+            yield from BUBBLES
+        else:
+            yield metric
 
 
 def row(metric: Metric, summaries: Sequence[Summary]) -> str:

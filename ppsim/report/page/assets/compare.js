@@ -75,7 +75,9 @@ async function showComparison(runs, names, place) {
     const box = element("div", { class: "half" }, element("h4", {}, `Share of requests within a ${says}`));
     place.append(box);
     const times = values.flat();
-    const range = model("Range1d", { start: Math.min(...times) / 1.05e9, end: (Math.max(...times) * 1.05) / 1e9 });
+    const [low, high] = [Math.min(...times), Math.max(...times)];
+    const margin = low === high ? 1.05 : (high / low) ** 0.04; // times that are close together fill the axis too
+    const range = model("Range1d", { start: low / margin / 1e9, end: (high * margin) / 1e9 });
     const figure = figureOf({ height: 260, x_axis_type: "log", x_range: range, y_range: model("Range1d", { start: 0, end: 1 }), min_border_left: 50 });
     durationAxis(figure.xaxis, times, key.toUpperCase());
     figure.yaxis.formatter = model("NumeralTickFormatter", { format: "0 %" });

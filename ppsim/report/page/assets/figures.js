@@ -59,7 +59,7 @@ function countAxis(figure) {
 // A logarithmic axis of durations: plain ones as ticks, all different, few enough that none touches the next. The
 // chart's values are in seconds; ``times`` are those that it shows, in ns.
 function durationAxis(axis, times, says) {
-  const ticks = durationTicks(Math.min(...times), Math.max(...times));
+  const ticks = apart(durationTicks(Math.min(...times), Math.max(...times)));
   axis.ticker = model("FixedTicker", { ticks: ticks.map((ns) => ns / 1e9), minor_ticks: [] });
   axis.major_label_overrides = new Map(ticks.map((ns) => [ns / 1e9, plainDuration(ns)]));
   axis.axis_label = `${says}, logarithmic scale`;
@@ -80,6 +80,17 @@ function durationTicks(low, high) {
     return even;
   };
   return [1, 0.5, 0.2].map((part) => evenly(part * power)).find((even) => even.length >= 3);
+}
+
+// Those of them that a narrow axis can name: the words of one take a sixth of its length.
+function apart(ticks) {
+  const least = Math.log(ticks[ticks.length - 1] / ticks[0]) * 0.16;
+  let last = 0;
+  return ticks.filter((ns) => {
+    if (last && Math.log(ns / last) < least) return false;
+    last = ns;
+    return true;
+  });
 }
 
 function plainDuration(ns) {
