@@ -147,6 +147,15 @@ def figure_words(name: str) -> str:
     return str(key_words(name))
 
 
+def figure_name(name: str) -> str:
+    """For a sentence: without unit, statistic and explanation. "bubble", "prefill side: time to first token"."""
+    side = "prefill side: " if name.startswith("prefill_") else ""
+    words = figure_words(name).removeprefix(side)
+    for end in (":", " (", ","):
+        words = words.partition(end)[0]
+    return side + words
+
+
 def log_note(is_log: bool) -> str:
     """Behind the words of an axis: a reader should not have to find it out from the ticks."""
     return ", logarithmic scale" if is_log else ""

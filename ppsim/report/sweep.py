@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ppsim.errors import UsageError
 from ppsim.report.canvas import DPI, FAILED, checked_path, encoded, plain_style, wrapped
-from ppsim.report.keys import axis_words, figure_words, key_words, log_note, shown, value_words
+from ppsim.report.keys import axis_words, figure_name, figure_words, key_words, log_note, shown, value_words
 from ppsim.report.legend import PALETTE, hexa
 
 if TYPE_CHECKING:
@@ -153,10 +153,13 @@ def label_of(table: Table, keys: Sequence[str], row: int) -> str:
 
 
 def title_of(names: Sequence[str], num_points: int, chart: Chart) -> str:
-    """What the picture is of: scenarios, the number of their runs, and over what."""
+    """What there is to see: how which figures move with what, and in how many runs."""
     of = names[0] if len(names) == 1 else f"{len(names)} scenarios"
-    over = "scenarios" if chart.x == "scenario" else key_words(chart.x).name.partition(":")[0]
-    return f"{of}: {num_points} runs over {over}; a dot is a run"
+    over = "the scenario" if chart.x == "scenario" else key_words(chart.x).name.partition(":")[0]
+    figures = [figure_name(name) for name in chart.figures]
+    moving = " and ".join([", ".join(figures[:-1]), figures[-1]] if len(figures) > 1 else figures)
+    move = "move" if len(figures) > 1 else "moves"
+    return f"{of}: how {moving} {move} with {over}; {num_points} runs, a dot each"
 
 
 def plot_sweep(table: Table, keys: Sequence[str], path: Path, title: str, chart: Chart) -> bytes:

@@ -33,7 +33,7 @@ def summary_text(summary: Mapping[str, Any]) -> str:
         f"requests    {s['num_finished']} of {s['num_requests']} finished, {s['num_refused']} refused, "
         f"{s['num_aborted']} aborted, {s['num_retracted']} retractions",
         f"time        {seconds(s['makespan_s'])} in {s['num_iterations']} iterations of the first rank, "
-        f"bubble {percent(s['bubble_ratio'])}",
+        f"bubble {bubbles_text(s)}",
         *clients_text(s),
         f"throughput  {s['input_tokens_per_s']:,.1f} input tokens/s, {s['output_tokens_per_s']:,.1f} output tokens/s",
         f"cache       {s['cached_tokens']:,} prompt tokens found, hit rate {percent(s['cache_hit_rate'])}",
@@ -51,6 +51,12 @@ def summary_text(summary: Mapping[str, Any]) -> str:
     ]
     lines += [f"warning: {message}" for message in s["warnings"]]
     return "\n".join(line.rstrip() for line in lines)
+
+
+def bubbles_text(s: Mapping[str, Any]) -> str:
+    """Of two pipelines that of each."""
+    mine = percent(s["bubble_ratio"])
+    return f"{mine} (decode), {percent(s['prefill']['bubble_ratio'])} (prefill)" if "prefill" in s else mine
 
 
 def clients_text(s: Mapping[str, Any]) -> list[str]:

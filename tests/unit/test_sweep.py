@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -385,7 +386,13 @@ def test_axes_and_titles_are_words_with_a_unit_and_the_key_stands_behind_them() 
     draw_panel(axes, found.columns, chart, "ttft_p50_s")
     assert axes.get_xlabel() == "latency of a link, us (links.latency_us)"
     assert axes.get_title(loc="left") == "time to first token (median), s"
-    assert title_of(["unit"], 12, chart) == "unit: 12 runs over latency of a link; a dot is a run"
+    two = replace(chart, figures=("ttft_p50_s", "makespan_s"))
+    words = "how time to first token and makespan move with latency of a link"
+    assert title_of(["unit"], 12, two) == f"unit: {words}; 12 runs, a dot each"
+    told = replace(chart, figures=("bubble_ratio", "prefill_ttft_p99_s"))
+    assert "how bubble and prefill side: time to first token move with" in title_of(["unit"], 12, told)
+    one = replace(chart, figures=("ttft_p50_s",))
+    assert title_of(["unit", "tiny"], 4, one).startswith("2 scenarios: how time to first token moves with latency of ")
     chart = chart_of(found.columns, keys, "workload.num_chunks")
     axes = Figure().subplots()
     draw_panel(axes, found.columns, chart, "makespan_s")
