@@ -35,10 +35,11 @@ class WhileRunning:
         """Begin the files anew, and hear from the first rank when the next batch is due."""
         if not self.is_on:
             return
-        from ppsim.recording.folder import write_config
+        from ppsim.recording.folder import clear_earlier, write_config
         from ppsim.recording.rank_file import PEER_RANKS, RANKS
 
         self.__exit__(None, None, None)
+        clear_earlier(self.path)
         write_config(self.path, self.scenario.model_dump(mode="json"))
         self.batches = [self.of(self.path, setting)]
         if setting.peer is not None:

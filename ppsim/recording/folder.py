@@ -297,12 +297,10 @@ def stand_lines(stands: Sequence[Stand]) -> list[str]:
 def read_verdict(run: str) -> Verdict:
     """The verdict beside a recording, or a summary; unknown where there is only the recording."""
     path = folder_of(run) / VERDICT
-    if has_ranks(path.parent):
-        return not_ended(path.parent)
     try:
         fields = parse_json(path.read_text(encoding="utf-8"))
         return Verdict(**fields)
     except FileNotFoundError:
-        return Verdict("unknown", 5, f"{path} is missing")
+        return not_ended(path.parent) if has_ranks(path.parent) else Verdict("unknown", 5, f"{path} is missing")
     except (OSError, ValueError, TypeError) as error:
         raise RecordingError(str(path), 0, f"is not a verdict: {error}") from None
