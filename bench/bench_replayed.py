@@ -45,10 +45,15 @@ def candidates() -> Iterator[tuple[Planted, Profile]]:
 
 
 def runs_here(raw: dict[str, Any]) -> bool:
-    """Whether processes have all that an example asks for."""
+    """Whether processes have all that an example asks for, and links on which the same ranks wait for each other."""
+    return has_parts(raw) and not unlike_gloo(Links(**raw["links"]))
+
+
+def has_parts(raw: dict[str, Any]) -> bool:
+    """Whether processes have all parts of an example; what its links are like decides nothing where nobody hangs."""
     cluster, role = raw["cluster"], raw.get("disaggregation", {}).get("role", "plain")
     replicas = cluster.get("tp_replicas", 1), cluster.get("tp_size", 1)
-    return role in HERE and replicas == (1, 1) and "hicache" not in raw and not unlike_gloo(Links(**raw["links"]))
+    return role in HERE and replicas == (1, 1) and "hicache" not in raw
 
 
 def found(bug: Planted, wanted: Profile, max_s: float, *, here: bool) -> Repro | None:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from bench.bench_replayed import HERE, runs_here
+from bench.bench_replayed import HERE, has_parts
 from executor.fed import fit_to_feed
 from executor.launch import execute
 from executor.oracle import Oracle
@@ -221,7 +221,7 @@ def run_back(seed: int) -> Recording:
     """Simulate, feed, compare. Raises AssertionError that names the seed, and NotHere."""
     profile = PROFILES_HERE[seed % len(PROFILES_HERE)]
     example = generated(profile, 77, 0, seed)
-    if not runs_here(example.raw):
+    if not has_parts(example.raw):
         raise NotHere("replicas, tiers, a decode server")
     asked = RecordingChoices(example.chooser.choices(example.tape))
     outcome = run_experiment(example, None, asked)

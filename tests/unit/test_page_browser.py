@@ -3,7 +3,9 @@ nothing, asks nobody, and stays usable with 20,000 passes of each rank."""
 
 from __future__ import annotations
 
+import math
 import random
+import re
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -301,6 +303,23 @@ def test_zoom_by_button_wheel_and_drag(opened: Browser) -> None:
     moved = part(opened)
     assert moved[0] < nearer[0]
     assert moved[1] - moved[0] == pytest.approx(nearer[1] - nearer[0], rel=1e-6)
+
+
+def test_the_ends_of_a_part_are_told_as_exactly_as_it_is_long(opened: Browser) -> None:
+    """A thousandth of its length, rounded to a power of ten, tells its ends apart."""
+    origin_ns = int(opened.js(f"String({LINE}.run.origin)"))
+    for _ in range(3):
+        opened.settle()
+        length = part(opened)[1] - part(opened)[0]
+        step = 10 ** max(0, math.floor(math.log10(length / 1000)))
+        text = opened.js("document.querySelector('.part').textContent")
+        ends = re.match(r"(\d+)\.(\d{3,9}) s to (\d+)\.(\d{3,9}) s: ", text)
+        assert ends, text
+        told = [int(whole) * 10**9 + int(rest.ljust(9, "0")) for whole, rest in (ends.groups()[:2], ends.groups()[2:])]
+        for at, exact in zip(told, part(opened)):
+            assert at % step == 0, text
+            assert abs(at - origin_ns - exact) <= step, text
+        opened.js("document.querySelector('.zoom-in').click()")
 
 
 def test_a_part_is_chosen_in_the_overview(opened: Browser) -> None:

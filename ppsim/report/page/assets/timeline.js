@@ -246,7 +246,8 @@ class Timeline {
     const how = this.isExact
       ? "each box is a forward pass, the number in it its iteration; grey is idle time (bubble)"
       : "too many passes to draw one by one: height is the share of time in which the rank computed; zoom in to see passes";
-    this.place.querySelector(".part").textContent = `${shownInstant(this.run, from)} to ${shownInstant(this.run, to)}: ${how}`;
+    const [begins, ends] = [from, to].map((at) => shownInstant(this.run, at, stepOf(to - from)));
+    this.place.querySelector(".part").textContent = `${begins} to ${ends}: ${how}`;
   }
 
   // --- moving about ---

@@ -17,12 +17,18 @@ function shownTime(ns) {
   return `${ns} ns`;
 }
 
-// An instant of the run's clock in seconds, with every nanosecond.
-function shownInstant(run, ns) {
-  const whole = run.origin + BigInt(Math.round(ns));
+// An instant of the run's clock in seconds: with every nanosecond, or rounded to a multiple of ``step`` of them.
+function shownInstant(run, ns, step = 1n) {
+  const exact = run.origin + BigInt(Math.round(ns));
+  const whole = ((exact + (exact < 0n ? -step : step) / 2n) / step) * step;
   const size = whole < 0n ? -whole : whole;
   const rest = (size % 1000000000n).toString().padStart(9, "0").replace(/^(\d{3})000000$|^(\d{6})000$/, "$1$2");
   return `${whole < 0n ? "−" : ""}${size / 1000000000n}.${rest} s`;
+}
+
+// What rounds the ends of a part: a thousandth of it tells them apart, and more digits say nothing more.
+function stepOf(length) {
+  return 10n ** BigInt(Math.max(0, Math.floor(Math.log10(Math.max(length, 1) / 1000))));
 }
 
 function shownPercent(share) {
