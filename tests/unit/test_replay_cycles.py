@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from ppsim.cli.replay_run import cycles_of
+from ppsim.cli.replay_run import cycles_of, verdict_lines
 from ppsim.core.outcome import Stand
 from ppsim.recording import Verdict
 
@@ -37,3 +37,9 @@ def test_a_circle_that_comes_back_is_told(verdict: Verdict) -> None:
 
 def test_a_circle_that_a_rule_named_and_that_does_not_come_back_is_told() -> None:
     assert cycles_of(side(CIRCLE, ROW), HUNG) == ["recorded wait-for cycle: 0 -> 1 -> 0; in the replay: none"]
+
+
+def test_a_replay_that_passes_is_not_called_what_a_killed_run_was_recorded_as() -> None:
+    passed = Verdict("pass", 0, "")
+    assert verdict_lines(KILLED, passed) == ["verdict: pass, as far as it goes"]
+    assert verdict_lines(passed, passed) == ["verdict: pass, as recorded"]
