@@ -196,10 +196,8 @@ def verdict_lines(recorded: Verdict, again: Verdict) -> list[str]:
     if not same_verdict(recorded, again):
         why = why_not(recorded) if again.invariant is None else ""
         return [*lines, f"the verdicts differ: recorded {told(recorded)}, replayed {told(again)}{why and f' ({why})'}"]
-    return [
-        *lines,
-        f"verdict: {told(again)}{', as recorded' if recorded.kind == again.kind != 'unknown' else ', as far as it goes'}",
-    ]
+    alike = recorded.kind == again.kind != "unknown"
+    return [*lines, f"verdict: {told(again)}, {'as recorded' if alike else 'as far as it goes'}"]
 
 
 def told(verdict: Verdict) -> str:
