@@ -184,7 +184,7 @@ def report(run: str, sides: Sequence[Side], verdict: Verdict) -> list[str]:
         beyond = "" if verdict.kind == "pass" else ", as far as it goes"
         lines.append(f"equal: every record of every rank{beyond}")
     for side in sides:
-        lines += cycles_of(side)
+        lines += cycles_of(side, verdict)
     return [*lines, *verdict_lines(verdict, verdict_of(sides, verdict))]
 
 
@@ -196,7 +196,8 @@ def verdict_lines(recorded: Verdict, again: Verdict) -> list[str]:
     if not same_verdict(recorded, again):
         why = why_not(recorded) if again.invariant is None else ""
         return [*lines, f"the verdicts differ: recorded {told(recorded)}, replayed {told(again)}{why and f' ({why})'}"]
-    return [*lines, f"verdict: {told(again)}{', as recorded' if recorded.kind != 'unknown' else ', as far as it goes'}"]
+    alike = recorded.kind == again.kind != "unknown"
+    return [*lines, f"verdict: {told(again)}, {'as recorded' if alike else 'as far as it goes'}"]
 
 
 def told(verdict: Verdict) -> str:
@@ -224,13 +225,16 @@ def rank_lines(side: Side) -> list[str]:
     return lines
 
 
-def cycles_of(side: Side) -> list[str]:
-    """Who waited for whom in a circle, and whether the ranks do so again."""
+def cycles_of(side: Side, verdict: Verdict) -> list[str]:
+    """Who waited for whom in a circle, and whether the ranks do so again. ``verdict``: the recorded one.
+
+    Nothing where the run was cut at any moment, no rule said that it hung, and the replay goes on: two ranks that
+    exchange messages wait for each other now and then, for as long as a message takes."""
     from ppsim.check.progress import cycle_lines, wait_cycle
 
     out, lines = side.replayed, list[str]()
     cycles = [cycle_of(side.recorded.stands, wait_cycle), cycle_of(out.recording.stands, wait_cycle)]
-    if cycles[0]:
+    if cycles[0] and (cycles[1] or verdict.invariant is not None):
         here = "the same in the replay" if cycles[0] == cycles[1] else f"in the replay: {cycles[1] or 'none'}"
         lines.append(f"recorded{cycle_lines(cycles[0])[0].replace('  ', ' ')}; {here}")
     return lines
