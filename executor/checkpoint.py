@@ -10,6 +10,7 @@ Here: what config.json says, and the tensors that it asks for. The files are ``s
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,15 @@ SHAPE_KEYS = (
 )
 FLOATS = ("F64", "F32", "F16", "BF16")
 ROPE_TYPES = ("default", "linear", "llama3", "yarn")
+ROPE_NUMBERS = (
+    "rope_theta",
+    "factor",
+    "low_freq_factor",
+    "high_freq_factor",
+    "beta_fast",
+    "beta_slow",
+    "attention_factor",
+)
 COMPUTED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")  # old files have what follows from config
 QWEN3_HEAD_DIM = 128  # transformers' default where config.json has none
 
@@ -91,7 +101,8 @@ def head_dim(path: Path, config: dict[str, Any], shape: dict[str, int]) -> int:
 
 
 def check_rope(path: Path, config: dict[str, Any]) -> None:
-    """Only what turns a position by an angle of its own. Raises UsageError for any other rope scaling."""
+    """Only what turns a position by an angle of its own, by numbers. Raises UsageError for any other rope scaling."""
+    check_number(path, "rope_theta", config.get("rope_theta"))
     for key in ("rope_parameters", "rope_scaling"):
         rope = config.get(key)
         if rope is None:
@@ -104,9 +115,19 @@ def check_rope(path: Path, config: dict[str, Any]) -> None:
                 f"{path}: rope type {kind!r} is not supported (dynamic ones let positions of a batch interact); "
                 f"the executor has {', '.join(ROPE_TYPES)}"
             )
+        for name in ROPE_NUMBERS:
+            check_number(path, f"{key}.{name}", rope.get(name), above=0.0 if name == "factor" else None)
         layers = [name for name, value in rope.items() if isinstance(value, dict)]
         if layers:
             raise UsageError(f"{path}: {key}.{layers[0]}: rope parameters of single kinds of layers are not supported")
+
+
+def check_number(path: Path, name: str, value: object, above: float | None = None) -> None:
+    """Raises UsageError for what is there and no finite number, or not above a bound."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if value is not None and not (is_number and (above is None or value > above)):  # type: ignore[operator]
+        wanted = "a finite number" if above is None else f"a finite number above {above:g}"
+        raise UsageError(f"{path}: {name}: expected {wanted}, got {value!r}")
 
 
 def check_tensors(

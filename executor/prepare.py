@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import torch
 
 from executor.checkpoint import check_tensors, checkpoint_model
 from executor.model import FAMILIES, dtype_of
+from executor.shards import read_json
 from ppsim.core.messages import Input, NewRequest
 from ppsim.core.surroundings import ONLY_SIMULATED, Surroundings
 from ppsim.core.tokens import count, unpack
+from ppsim.cost.positions import positions
 from ppsim.errors import ScenarioError, UsageError
 from ppsim.recording import Recording
 from ppsim.scenario import Scenario
@@ -140,6 +143,12 @@ def checkpoint_warnings(scenario: Scenario) -> list[str]:
         return []
     weights = CheckpointWeights(scenario.model.path)
     type_, found = dtype_of(scenario.model), []
+    known, length = positions(read_json(Path(scenario.model.path) / "config.json")), scenario.scheduler.context_length
+    if known is not None and length > known:
+        found.append(
+            f"scheduler.context_length: {length} tokens, but the model of {scenario.model.path} was made for {known} "
+            "positions: what it says of tokens behind them is worth nothing"
+        )
     if weights.quantized is not None:
         blocks = " x ".join(map(str, weights.quantized.block))
         found.append(

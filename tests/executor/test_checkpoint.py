@@ -188,6 +188,14 @@ def test_what_bfloat16_rounds_is_told(whole: Path) -> None:
     assert checkpoint_warnings(prepared(with_path(whole), None, "cpu")) == []
 
 
+def test_a_context_longer_than_the_model_has_positions_is_told(whole: Path) -> None:
+    edit_config(whole, max_position_embeddings=100)
+    (told,) = checkpoint_warnings(prepared(with_path(whole), None, "cpu"))
+    assert told.startswith(f"scheduler.context_length: 512 tokens, but the model of {whole} was made for 100 positions")
+    edit_config(whole, rope_parameters={"rope_type": "linear", "factor": 6.0, "rope_theta": 1e4})
+    assert checkpoint_warnings(prepared(with_path(whole), None, "cpu")) == []
+
+
 @pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.int32, torch.bool, torch.float8_e5m2])
 def test_weights_that_are_no_floats(whole: Path, dtype: torch.dtype) -> None:
     edit_tensors(whole, lambda t: t.update({GATE: torch.ones(96, 48).to(dtype)}))
@@ -326,6 +334,15 @@ def test_a_safetensors_file_that_is_none(whole: Path, content: bytes, told: str)
         ({"rope_parameters": 3}, "rope_parameters: expected an object or null, got 3"),
         ({"rope_parameters": {"rope_type": "default", "rope_theta": 0.0}}, "rope_theta and rope scaling give an angle"),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ""),  # no factor
+        ({"rope_theta": True}, "rope_theta: expected a finite number, got True"),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": float("inf")}},
+            "rope_parameters.rope_theta: expected a finite number, got inf",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "linear", "factor": -1.0, "rope_theta": 1e4}},
+            "rope_parameters.factor: expected a finite number above 0, got -1.0",
+        ),
         ({"hidden_act": "swishh"}, "transformers makes no llama layer of it: KeyError"),
         ({"rms_norm_eps": "small"}, ""),
         ({"rms_norm_eps": -1.0}, "rms_norm_eps: expected a number from 0 to 1, got -1.0"),
