@@ -46,6 +46,17 @@ MAX_NAMES = 32  # requests named in an event; more are counted
 COPIES = ("load", "write", "prefetch")
 KINDS = ("host", "forward", "copy", "send", "receive")  # of threads, from the top down
 INPUTS = ("abort", "flush", "shutdown")  # of the clients, with an instant each
+MARKS = {
+    "ready": "handshake is over",
+    "admitted": "admitted on the first rank",
+    "in_force": "admitted on all ranks",
+    "agreed": "handshake agreed",
+    "allocated": "has its KV pages",
+    "landed": "KV has left",
+    "sent": "last KV sent by all ranks",
+    "received": "KV has come",
+}
+"""What was observed and agreed (``ppsim.world.milestones``), in words."""
 
 
 class Place(NamedTuple):
@@ -314,7 +325,9 @@ def instants(recording: Recording, first: Process) -> Iterator[Instant]:
             args = {"iteration": decision.iteration, "requests": shortened(list(decision.retracted))}
             yield Instant(f"retracts {len(decision.retracted)}", "retractions", first, visits[decision.iteration], args)
     for mark in recording.marks:
-        yield Instant(f"{mark.rid} {mark.what}", "votes", first, mark.time_ns, {"iteration": mark.iteration})
+        yield Instant(
+            f"{mark.rid} {MARKS.get(mark.what, mark.what)}", "votes", first, mark.time_ns, {"iteration": mark.iteration}
+        )
 
 
 def ends(parts: Sequence[Part], processes: Sequence[Sequence[Process]]) -> Iterator[Instant]:

@@ -195,8 +195,10 @@ def test_the_bubble_of_two_pipelines_is_told_of_each() -> None:
     assert f"<b>{bubbles['decode']}</b><small>time in which a stage waits: decode; prefill {bubbles['prefill']}" in one
     both = page([Run("a", recording, PASS), Run("b", pipeline(2, 2), PASS)]).decode()
     for side, bubble in bubbles.items():
-        assert f"<th scope=row>bubble of {side}</th><td>{bubble}</td>" in both
-    assert "<th scope=row>bubble</th>" not in both
+        assert f"<th scope=row>bubble of {side}</th><td>{bubble}</td><td>- <small class=same></small></td>" in both
+    assert "<th scope=row>bubble</th><td>-</td><td>33.3 % <small class=same></small></td>" in both  # P = M = 2: 1 of 3
+    two = page([Run("a", recording, PASS), Run("c", recording, PASS)]).decode()
+    assert "<th scope=row>bubble</th>" not in two
     alone = page([Run("a", pipeline(2, 3), PASS), Run("b", pipeline(2, 2), PASS)]).decode()
     assert "<th scope=row>bubble</th>" in alone
     assert "bubble of" not in alone

@@ -18,7 +18,7 @@ from ppsim.recording import PASS, Recording, Verdict
 from ppsim.recording.schema import Stand
 from ppsim.report.lanes import parts_of
 from ppsim.report.series import request_counts
-from ppsim.report.trace import trace
+from ppsim.report.trace import MARKS, trace
 from ppsim.report.trace_format import Slice, event, microseconds, side_by_side, write_trace
 from ppsim.report.window import Window
 from ppsim.scenario import load_scenario
@@ -278,7 +278,9 @@ def test_of_two_pipelines_both_are_there_with_their_kv_and_their_votes() -> None
         assert f"prefill PP{1 - rank}" not in names
     votes = Counter(e["name"] for e in file["traceEvents"] if e.get("cat") == "votes")
     for mark in (*decode.marks, *decode.peer.marks):
-        assert votes[f"{mark.rid} {mark.what}"] >= 1
+        assert votes[f"{mark.rid} {MARKS[mark.what]}"] >= 1
+    assert {"in_force", "received"} <= {mark.what for mark in (*decode.marks, *decode.peer.marks)}
+    assert not any("_" in name for name in votes)
     looks = sum(len(seen) for part in (decode, decode.peer) for seen in part.observations)
     assert sum(n for name, n in votes.items() if name.startswith("observes ")) == looks > 0
 

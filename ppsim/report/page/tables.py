@@ -61,11 +61,11 @@ def of(key: str, p: str) -> Callable[[Summary], float | None]:
     return lambda s: s[key][p]
 
 
-BUBBLE = Metric("bubble", lambda s: s["bubble_ratio"], percent, -1)
+BUBBLE = Metric("bubble", lambda s: None if "prefill" in s else s["bubble_ratio"], percent, -1)
 # Of two pipelines ``bubble_ratio`` is that of decode, and the prefill side has a summary of its own.
 BUBBLES = (
-    Metric("bubble of prefill", lambda s: s.get("prefill", s)["bubble_ratio"], percent, -1),
-    Metric("bubble of decode", lambda s: s["bubble_ratio"], percent, -1),
+    Metric("bubble of prefill", lambda s: s["prefill"]["bubble_ratio"] if "prefill" in s else None, percent, -1),
+    Metric("bubble of decode", lambda s: s["bubble_ratio"] if "prefill" in s else None, percent, -1),
 )
 METRICS = (
     Metric("requests finished", lambda s: s["num_finished"], lambda n: f"{n:,}", 0),
@@ -96,12 +96,15 @@ def comparison_html(names: Sequence[str], summaries: Sequence[Summary]) -> str:
 
 
 def metrics_of(summaries: Sequence[Summary]) -> Iterator[Metric]:
-    """The rows. Where a run has two pipelines each has its bubble; one pipeline has the same in both rows."""
+    """The rows. Two pipelines have a bubble each, one has one, and they are not compared with each other."""
     for metric in METRICS:
-        if metric is BUBBLE and any("prefill" in s for s in summaries):
-            yield from BUBBLES
-        else:
+        if metric is not BUBBLE:
             yield metric
+            continue
+        if any("prefill" in s for s in summaries):
+            yield from BUBBLES
+        if not all("prefill" in s for s in summaries):
+            yield BUBBLE
 
 
 def row(metric: Metric, summaries: Sequence[Summary]) -> str:
