@@ -325,9 +325,8 @@ def instants(recording: Recording, first: Process) -> Iterator[Instant]:
             args = {"iteration": decision.iteration, "requests": shortened(list(decision.retracted))}
             yield Instant(f"retracts {len(decision.retracted)}", "retractions", first, visits[decision.iteration], args)
     for mark in recording.marks:
-        yield Instant(
-            f"{mark.rid} {MARKS.get(mark.what, mark.what)}", "votes", first, mark.time_ns, {"iteration": mark.iteration}
-        )
+        what = MARKS.get(mark.what, mark.what)
+        yield Instant(f"{mark.rid} {what}", "votes", first, mark.time_ns, {"iteration": mark.iteration})
 
 
 def ends(parts: Sequence[Part], processes: Sequence[Sequence[Process]]) -> Iterator[Instant]:
