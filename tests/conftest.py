@@ -6,12 +6,16 @@ A skipped test is one character in a row of dots, and a test that goes over data
 from __future__ import annotations
 
 import os
+import signal
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # so it is behind nohup, and in all that the tests start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 LONG = "make test-all runs it (docs/testing.md)"
 BESIDE = Path(__file__).resolve().parents[2] / "shared" / "data"
