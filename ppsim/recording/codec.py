@@ -255,6 +255,12 @@ def ingested_fields(i: Ingested) -> tuple[object, ...]:
     return (i.iteration, i.time_ns, i.inputs)
 
 
+def reply_text(r: TimedReply) -> str:
+    """An answer and its iteration, as ``text_of`` writes them."""
+    tokens, reason = ",".join(map(str, r.token_ids)), quoted(r.reason) if r.reason else '""'
+    return f'[{r.iteration},{quoted(r.rid)},"{r.status}",[{tokens}],{r.num_output_tokens},{reason}]'
+
+
 def reply_fields(r: TimedReply) -> tuple[object, ...]:
     """A reply without its time and iteration: those stand once for all replies that leave together."""
     return (r.rid, r.status, r.token_ids, r.num_output_tokens, r.reason)

@@ -10,13 +10,13 @@ the same. Ranks in lockstep have equal chains, so one look at the last ones says
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Generic, TypeVar
 
 from ppsim.core.effects import Decision, Harvest
-from ppsim.recording.codec import decision_fields, harvest_fields, reply_fields, text_of
+from ppsim.recording.codec import decision_text, harvest_text, reply_text
 from ppsim.recording.record import Recording
 
 SIZE = 8
@@ -25,12 +25,17 @@ START = bytes(SIZE)
 T = TypeVar("T", Decision, Harvest)
 
 
-def digest_of(fields: Sequence[object]) -> bytes:
-    """Eight bytes over the canonical text of a record's fields."""
-    return blake2b(text_of(fields).encode("ascii"), digest_size=SIZE).digest()
+def decision_digest(decision: Decision) -> bytes:
+    """Eight bytes over the canonical text of a decision."""
+    return blake2b(f"[{decision_text(decision)}]".encode("ascii"), digest_size=SIZE).digest()
 
 
-def chain(digests: Sequence[bytes]) -> Iterator[bytes]:
+def harvest_digest(harvest: Harvest) -> bytes:
+    """Likewise of a harvest."""
+    return blake2b(f"[{harvest_text(harvest)}]".encode("ascii"), digest_size=SIZE).digest()
+
+
+def chain(digests: Iterable[bytes]) -> Iterator[bytes]:
     """The running digest after each record."""
     link = START
     for digest in digests:
@@ -38,9 +43,9 @@ def chain(digests: Sequence[bytes]) -> Iterator[bytes]:
         yield link
 
 
-def rank_digests(lists: Sequence[Sequence[T]], fields: Callable[[T], tuple[object, ...]]) -> list[list[bytes]]:
+def rank_digests(lists: Sequence[Sequence[T]], digest_of: Callable[[T], bytes]) -> list[list[bytes]]:
     """Record digests of every rank; a record shared with the first rank is hashed once."""
-    first = [digest_of(fields(record)) for record in lists[0]]
+    first = [digest_of(record) for record in lists[0]]
     every = [first]
     for records in lists[1:]:
         if records is lists[0]:  # one rank stands for all
@@ -49,7 +54,7 @@ def rank_digests(lists: Sequence[Sequence[T]], fields: Callable[[T], tuple[objec
         mine = []
         for place, record in enumerate(records):
             same = place < len(first) and record is lists[0][place]
-            mine.append(first[place] if same else digest_of(fields(record)))
+            mine.append(first[place] if same else digest_of(record))
         every.append(mine)
     return every
 
@@ -57,21 +62,21 @@ def rank_digests(lists: Sequence[Sequence[T]], fields: Callable[[T], tuple[objec
 class Chain(Generic[T]):
     """The running digest of records that are taken one batch after the other."""
 
-    def __init__(self, fields: Callable[[T], tuple[object, ...]]) -> None:
-        self.fields: Callable[[T], tuple[object, ...]] = fields
+    def __init__(self, digest_of: Callable[[T], bytes]) -> None:
+        self.digest_of: Callable[[T], bytes] = digest_of
         self.link = START
 
     def take(self, records: Sequence[T]) -> None:
         for record in records:
-            self.link = blake2b(self.link + digest_of(self.fields(record)), digest_size=SIZE).digest()
+            self.link = blake2b(self.link + self.digest_of(record), digest_size=SIZE).digest()
 
 
 def decision_chains(recording: Recording) -> list[list[str]]:
     """For each rank the chain after each decision, in hex."""
-    return [[link.hex() for link in chain(d)] for d in rank_digests(recording.decisions, decision_fields)]
+    return [[link.hex() for link in chain(d)] for d in rank_digests(recording.decisions, decision_digest)]
 
 
-def last_link(digests: Sequence[bytes]) -> bytes:
+def last_link(digests: Iterable[bytes]) -> bytes:
     link = START
     for link in chain(digests):  # noqa: B007  only the last one counts
         pass
@@ -81,7 +86,7 @@ def last_link(digests: Sequence[bytes]) -> bytes:
 def last_links(every: Sequence[list[bytes]]) -> list[bytes]:
     """Of each rank; ranks in lockstep have one chain."""
     first = last_link(every[0])
-    return [first if digests == every[0] else last_link(digests) for digests in every]
+    return [first if digests is every[0] or digests == every[0] else last_link(digests) for digests in every]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +100,12 @@ class Digests:
 def digests_of(recording: Recording) -> Digests:
     """All digests of a run, 16 hex digits each."""
     total = blake2b(digest_size=SIZE)
-    decisions = last_links(rank_digests(recording.decisions, decision_fields))
-    harvests = last_links(rank_digests(recording.harvests, harvest_fields))
+    decisions = last_links(rank_digests(recording.decisions, decision_digest))
+    harvests = last_links(rank_digests(recording.harvests, harvest_digest))
     for link in (*decisions, *harvests):
         total.update(link)
     for reply in recording.replies:
-        total.update(text_of((reply.iteration, *reply_fields(reply))).encode("ascii"))
+        total.update(reply_text(reply).encode("ascii"))
     return Digests(total.hexdigest(), tuple(link.hex() for link in decisions))
 
 

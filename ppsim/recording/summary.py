@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from ppsim.recording.digest import digests_of
@@ -28,6 +29,7 @@ from ppsim.recording.shares import SHARES, admissions, ttft_shares
 from ppsim.recording.stalls import stalls, stalls_json
 
 NS_PER_S = 1_000_000_000
+starts = attrgetter("start_ns")
 
 
 @dataclass(slots=True)
@@ -52,8 +54,8 @@ def summarize(recording: Recording, verdict: Verdict) -> dict[str, Any]:
     lives = request_lives(recording)
     shares = ttft_shares(recording, lives)
     finished = [life for life in lives if life.status == "finished"]
-    makespan_ns = makespan(recording)
     window = forward_window(recording)
+    makespan_ns = makespan(recording, window)
     stages = [stage_times(recording, pp_rank, window) for pp_rank in range(recording.pp_size)]
     prompt_tokens = sum(life.num_prompt_tokens for life in finished)
     output_tokens = sum(len(life.token_ns) for life in lives)
@@ -236,7 +238,7 @@ def forward_window(recording: Recording) -> tuple[int, int]:
     forwards = [span for spans in recording.spans for span in spans if span.stream == "forward"]
     if not forwards:
         return 0, 0
-    return min(span.start_ns for span in forwards), max(span.end_ns for span in forwards)
+    return min([span.start_ns for span in forwards]), max([span.end_ns for span in forwards])
 
 
 def stage_times(recording: Recording, pp_rank: int, window: tuple[int, int] | None = None) -> StageTimes:
@@ -250,8 +252,10 @@ def stage_times(recording: Recording, pp_rank: int, window: tuple[int, int] | No
 def covered_ns(spans: Iterable[Span]) -> int:
     """Length of the union of the forward spans: two that overlap are not counted twice."""
     covered = reached = 0
-    for start, end in sorted((span.start_ns, span.end_ns) for span in spans if span.stream == "forward"):
-        start = max(start, reached) if covered else start
+    for span in sorted([span for span in spans if span.stream == "forward"], key=starts):
+        start, end = span.start_ns, span.end_ns
+        if covered and start < reached:
+            start = reached
         if end > start:
             covered += end - start
             reached = end
@@ -264,12 +268,12 @@ def bubble_ratio(stages: Sequence[StageTimes]) -> float:
     return (window - busy) / window if window else 0.0
 
 
-def makespan(recording: Recording) -> int:
+def makespan(recording: Recording, window: tuple[int, int] | None = None) -> int:
     """First arrival to the last reply or forward end, in ns; without arrivals from the first forward start."""
-    start, end = forward_window(recording)
-    starts = [arrival.at_ns for arrival in recording.arrivals] or [start]
+    start, end = window or forward_window(recording)
+    begins = [arrival.at_ns for arrival in recording.arrivals] or [start]
     ends = [reply.time_ns for reply in recording.replies[-1:]] + [end]
-    return max(0, max(ends) - min(starts))
+    return max(0, max(ends) - min(begins))
 
 
 # --- numbers ---------------------------------------------------------------------------------------------------

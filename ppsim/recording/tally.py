@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
 from ppsim.core.effects import Decision, Harvest
-from ppsim.recording.codec import decision_fields, harvest_fields
-from ppsim.recording.digest import Chain
+from ppsim.recording.digest import Chain, decision_digest, harvest_digest
 from ppsim.recording.quantiles import MAX_RELATIVE_ERROR, Quantiles
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import Arrival, Ingested, Span, TimedReply, Verdict
@@ -121,8 +120,8 @@ class Tally:
         self.busy = [Busy() for _ in range(num_ranks)]
         self.in_flight = InFlight()
         self.stalls = StallCounter(MAX_CLOSINGS)
-        self.decisions = Chain[Decision](decision_fields)
-        self.harvests = Chain[Harvest](harvest_fields)
+        self.decisions = Chain[Decision](decision_digest)
+        self.harvests = Chain[Harvest](harvest_digest)
 
     # --- records ---------------------------------------------------------------------------------------------
 

@@ -38,7 +38,7 @@ from ppsim.world.client import WorkloadClient
 from ppsim.world.no_progress_bound import MAX_TIME_NS
 from ppsim.world.run_setting import Setting
 from ppsim.world.scripts import BATCH, NOTHING, SILENT, Scripts, Shape, Unscripted, looks_back
-from ppsim.world.stage_times import NOTHING_HAPPENS, CannotRepresent, Flight, StageTimes
+from ppsim.world.stage_times import CannotRepresent, Flight, StageTimes
 
 Step = tuple[Callable[[int], None], int]
 """A word of a rank's clocks, and the rank."""
@@ -48,6 +48,17 @@ NEVER = 3
 """A visit that never was, before the first and behind the last, beside what one may have launched (``scripts.py``)."""
 MAX_STEPS = 100_000
 """Of waves that are remembered, times their ranks: some megabytes."""
+
+
+class Wave:
+    """What the ranks do where the visits that it depends on launched ``visits``; ``following``: the wave behind, by
+    what the next visit launches."""
+
+    __slots__ = ("following", "steps", "visits")
+
+    def __init__(self, visits: bytes, steps: list[Step]) -> None:
+        self.visits, self.steps = visits, steps
+        self.following: dict[int, Wave] = {}
 
 
 class Represented:
@@ -97,25 +108,27 @@ class Representative:
         self.effect: fx.Effect | None = None
         self.is_done = False
         self.flights: dict[int, Flight] = {}
+        self.told: tuple[list[fx.Reply], list[fx.Reply]] = ([], [])
         self.stages = [
-            StageTimes(k, scenario, setting.network, self.flights, self._tell) for k in range(self.num_ranks)
+            StageTimes(k, scenario, setting.network, self.flights, self.told, self._tell)
+            for k in range(self.num_ranks)
         ]
         for k, stage in enumerate(self.stages):
             stage.before = self.stages[k - 1]
         roles: dict[tuple[bool, bool, bool], Scripts] = {}  # what an order of effects may depend on
         self.scripts = [roles.setdefault((c.is_first, c.is_last, c.pp_rank % 2 == 0), Scripts(c)) for c in configs]
         self.runs: list[dict[Shape, Run]] = [{} for _ in self.stages]
-        self.waves: dict[bytes, list[Step]] = {}  # by what the visits launched that it depends on
+        self.waves: dict[bytes, Wave] = {}  # by what the visits launched that it depends on
         self.descending = tuple(reversed(range(self.num_ranks)))
         self.odd_first = scenario.scheduler.exchange_order == "parity"  # their receives need nobody else's
         self.back = looks_back(configs[0])
         self.reach = max(self.back) + self.num_ranks  # visits that a wave depends on
-        self.launched = bytearray([NEVER]) * self.reach  # by iteration, behind those that never were
+        self.wave = Wave(bytes([NEVER]) * self.reach, [])  # the latest
+        self.launched = NEVER  # by the latest decision
         self.kept = 2 * self.num_ranks + configs[0].num_slots + 2  # iterations for which a batch is asked for
         self.max_iterations = scenario.run.max_iterations
         self.outputs: dict[int, Output] = {}
         self.stream = setting.recording if isinstance(setting.recording, RecordStream) else None
-        self.told: tuple[list[fx.Reply], list[fx.Reply]] = ([], [])
         self.place = 0  # which of the two the next reply belongs to
         self.alike = stages_alike(setting)
         self.handlers: dict[type[fx.Effect], Callable[[Any], Any]] = {
@@ -167,8 +180,7 @@ class Representative:
             raise CannotRepresent(str(error)) from error
         end = self.rank.iteration
         for wave in range(end, end + self.num_ranks - 1):
-            self.launched.append(NEVER)
-            self._wave(wave)
+            self._wave(wave, NEVER)
 
     def _conclude(self) -> None:
         """See that nothing is left."""
@@ -182,12 +194,25 @@ class Representative:
 
     # --- time ----------------------------------------------------------------------------------------------------
 
-    def _wave(self, wave: int) -> None:
-        """Rank k makes its iteration ``wave - k``; the first rank's has been decided, and is the last one that was."""
-        visits = bytes(self.launched[-self.reach :])
-        for word, k in self.waves.get(visits) or self._steps(visits):
-            word(wave - k)
-        self.flights.pop(wave - self.kept, None)
+    def _wave(self, number: int, launched: int) -> None:
+        """Rank k makes its iteration ``number - k``; the first rank's has been decided, and is the last one that was."""
+        wave = self.wave.following.get(launched) or self._follow(launched)
+        self.wave = wave
+        for word, k in wave.steps:
+            word(number - k)
+
+    def _follow(self, launched: int) -> Wave:
+        """The wave behind the latest one. Whoever was there before knows the way from then on."""
+        visits = self.wave.visits[1:] + bytes([launched])
+        found = self.waves.get(visits)
+        if found is None:
+            if len(self.waves) * self.num_ranks > MAX_STEPS:
+                for wave in self.waves.values():
+                    wave.following.clear()
+                self.waves.clear()
+            found = self.waves[visits] = Wave(visits, self._steps(visits))
+        self.wave.following[launched] = found
+        return found
 
     def _steps(self, visits: bytes) -> list[Step]:
         """What the ranks do in a wave, in order, given what its visits launched."""
@@ -202,19 +227,13 @@ class Representative:
                 tails.append((k, tail))
         if self.odd_first:
             tails.sort(key=is_even)
-        if len(self.waves) * self.num_ranks > MAX_STEPS:
-            self.waves.clear()
-        found = self.waves[visits] = heads + [step for _, tail in tails for step in tail]
-        return found
+        return heads + [step for _, tail in tails for step in tail]
 
     def _bind(self, k: int, shape: Shape) -> Run:
         """The script of a shape, as calls of a rank's clocks."""
         scripts, stage = self.scripts[k], self.stages[k]
-        script = scripts.script(shape)
-        head = [(stage.word(word), k) for word in script.head]
-        if script.head == NOTHING_HAPPENS:
-            head = [(stage.nothing, k)]
-        found = self.runs[k][shape] = (head, [(stage.word(word), k) for word in script.tail])
+        head, tail = [[(do, k) for do in stage.spoken(words)] for words in scripts.script(shape)]
+        found = self.runs[k][shape] = (head, tail)
         stage.output_sent_age = scripts.output_age.get("send_output", 0)
         stage.output_read_age = scripts.output_age.get("await_tokens", 0)
         return found
@@ -236,9 +255,9 @@ class Representative:
         """An iteration begins. All before it are decided: their times follow now."""
         i, first, client, watch = effect.iteration, self.stages[0], self.client, self.setting.watch
         if i:
-            self._wave(i - 1)
+            self._wave(i - 1, self.launched)
         if self.stream is not None and self.stream.is_due:
-            self._forget(self.stream)
+            self.stream.pass_on()
         before = -1
         while i != before and (not effect.idle or client.by_iteration):
             before, i = i, self._pass_empty(i, idle=effect.idle)
@@ -252,11 +271,6 @@ class Representative:
         watch.ingested(i, inputs, effect.idle)
         return inputs
 
-    def _forget(self, stream: RecordStream) -> None:
-        """Records that are complete are passed on; what was decided so long ago concerns no rank any more."""
-        stream.pass_on()
-        del self.launched[: -self.reach]
-
     def _pass_empty(self, i: int, *, idle: bool) -> int:
         """Pass visits of empty slots until something is due; the iteration at which the first rank stands then.
 
@@ -266,8 +280,7 @@ class Representative:
         if self.max_iterations:
             num = min(num, self.max_iterations - i)
         while passed < num and not self.client.has_input(i + passed, self.stages[0].host):
-            self.launched.append(NOTHING)
-            self._wave(i + passed)
+            self._wave(i + passed, NOTHING)
             passed += 1
         if passed:
             recording = self.setting.recording
@@ -284,20 +297,22 @@ class Representative:
     def _decided(self, effect: fx.Decided) -> None:
         decision = effect.decision
         if not decision.pieces:
-            self.launched.append(NOTHING)
+            self.launched = NOTHING
         self.setting.recording.decisions[0].append(decision)
         self.setting.watch.decided(decision)
         self.place = 0
 
     def _launch(self, effect: fx.Launch) -> tuple[int, ...]:
         batch, setting = effect.batch, self.setting
-        self.launched.append(SILENT if batch.skip_output_comm else BATCH)
+        self.launched = SILENT if batch.skip_output_comm else BATCH
         self.refusals.launched(batch)
         work = [(p.prefix_len, p.new_tokens, p.is_decode) for p in batch.pieces]
         cost, slot, num_ranks = setting.cost, batch.slot, self.num_ranks
         of_stage = {stage: cost.batch_ns(stage, slot, work) for stage in self.alike[1]}
-        network = setting.network
-        self.flights[batch.iteration] = Flight(
+        network, flights = setting.network, self.flights
+        while flights and (oldest := next(iter(flights))) < batch.iteration - self.kept:
+            del flights[oldest]
+        flights[batch.iteration] = Flight(
             batch.iteration,
             slot,
             batch.can_run_cuda_graph,

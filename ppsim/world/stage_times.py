@@ -18,13 +18,23 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ppsim.check.physical import graph_buffer_rewritten
+from ppsim.core.effects import Reply
 from ppsim.recording.schema import Message, Span
 from ppsim.scenario.tree import Scenario
 from ppsim.world.network import Network
 
 NS_PER_US = 1000
-NOTHING_HAPPENS = ("take_list", "commit_list", "send_list", "decide_nothing")
-"""The most frequent script, which has a method of its own: ``nothing``."""
+PHRASES = {
+    ("take_list", "commit_list", "send_list", "decide_nothing"): "open_nothing",
+    ("take_list", "commit_list", "send_list", "decide"): "open_batch",
+    ("commit_list", "send_list", "decide_nothing", "tell_decided"): "open_nothing",
+    ("commit_list", "send_list", "decide", "tell_decided"): "open_batch",
+    ("take_list", "decide_nothing"): "open_nothing",
+    ("take_list", "decide"): "open_batch",
+    ("take_output", "await_tokens", "harvest"): "take_and_harvest",
+}
+"""Words that nearly every script has behind each other, and the method that does them in one: a call costs more than
+what it does. The first words of a visit are other ones on the first and on the last rank."""
 
 
 class CannotRepresent(Exception):
@@ -49,23 +59,35 @@ class Parcel:
 
     __slots__ = ("arrival", "asked", "flight", "is_hidden", "is_static", "leaves", "meta", "until")
 
-    def __init__(self, is_hidden: bool, flight: Flight, meta: int, leaves: int, until: int, is_static: bool) -> None:
+    def __init__(
+        self, is_hidden: bool, flight: Flight, meta: int, leaves: int, until: int, arrival: int, is_static: bool
+    ) -> None:
         self.is_hidden, self.flight, self.is_static = is_hidden, flight, is_static
-        self.meta, self.leaves, self.until = meta, leaves, until
-        self.arrival = self.asked = 0
+        self.meta, self.leaves, self.until, self.arrival = meta, leaves, until, arrival
+        self.asked = 0
 
 
 class Tell(Protocol):
-    """Answers of the first rank leave at this instant: those behind the decision of an iteration, or its harvest."""
+    """Answers of the first rank leave at this instant: those behind the decision of an iteration (place 0), or its
+    harvest (1)."""
 
     def __call__(self, place: int, now_ns: int) -> None: ...
 
 
 class StageTimes:
-    """One rank. ``flights`` are the launched batches by iteration, shared by all ranks."""
+    """One rank. ``flights`` are the launched batches by iteration, shared by all ranks; ``told`` what waits to be told,
+    by place."""
 
-    def __init__(self, rank: int, scenario: Scenario, network: Network, flights: dict[int, Flight], tell: Tell) -> None:
-        self.rank, self.flights, self.tell = rank, flights, tell
+    def __init__(
+        self,
+        rank: int,
+        scenario: Scenario,
+        network: Network,
+        flights: dict[int, Flight],
+        told: tuple[list[Reply], list[Reply]],
+        tell: Tell,
+    ) -> None:
+        self.rank, self.flights, self.told, self.tell = rank, flights, told, tell
         cluster, links, host = scenario.cluster, scenario.links, scenario.host
         self.is_first, self.is_last = rank == 0, rank == cluster.pp_size - 1
         self.overlap = cluster.comm_overlap
@@ -73,6 +95,7 @@ class StageTimes:
         self.schedule_ns, self.process_ns = round(host.schedule_us * NS_PER_US), round(host.process_us * NS_PER_US)
         self.nothing_ns = 0 if host.free_empty_visit else self.schedule_ns
         self.in_stream, self.in_link = links.order == "stream", links.order == "link"
+        self.without_order = not (self.in_stream or self.in_link)
         self.latency_on_stream = links.latency_on_stream
         self.asks_lists, self.asks_tensors = links.commit != "none", links.commit == "all"
         self.until_received = links.commit_over == "received"
@@ -93,10 +116,14 @@ class StageTimes:
         self.spans: list[Span] = []
         self.received: dict[bool, list[Message]] = {True: [], False: []}
 
-    def word(self, name: str) -> Callable[[int], None]:
-        """What a word of a script does."""
-        found: Callable[[int], None] = getattr(self, name)
-        return found
+    def spoken(self, words: tuple[str, ...]) -> list[Callable[[int], None]]:
+        """What the words of a script do, a call each or one for a phrase."""
+        names: list[str] = []
+        while words:
+            length = next((n for n in range(len(words), 1, -1) if words[:n] in PHRASES), 1)
+            names.append(PHRASES[words[:length]] if length > 1 else words[0])
+            words = words[length:]
+        return [getattr(self, name) for name in names]
 
     # --- request lists -------------------------------------------------------------------------------------------
 
@@ -116,20 +143,45 @@ class StageTimes:
     def send_list(self, i: int) -> None:
         self.list_at = self.host + self.control_ns
 
-    def nothing(self, i: int) -> None:
-        """``NOTHING_HAPPENS`` in one."""
-        before, host = self.before, self.host
-        before.list_asked = host
-        if before.list_at > host:
-            host = before.list_at
-        if self.asks_lists:
-            if self.list_asked > host:
-                host = self.list_asked
-            if self.until_received and self.list_at > host:
-                host = self.list_at
-        self.list_at = host + self.control_ns
-        self.visits.append(host)
-        self.host = host + self.nothing_ns
+    # --- decisions: phrases ---------------------------------------------------------------------------------------
+
+    def open_nothing(self, i: int) -> None:
+        """The list is taken and passed on, and there is no batch."""
+        self.visits.append(self._list_passed_on())
+        self.host += self.nothing_ns
+        if self.is_first and self.told[0]:
+            self.tell(0, self.host)
+
+    def open_batch(self, i: int) -> None:
+        """The same with a batch."""
+        self.visits.append(self._list_passed_on())
+        self.host += self.schedule_ns
+        if self.is_first and self.told[0]:
+            self.tell(0, self.host)
+
+    def _list_passed_on(self) -> int:
+        """``take_list``, ``commit_list`` and ``send_list``, as far as this rank has them; when that is done."""
+        host = self.host
+        if not self.is_first:
+            before = self.before
+            before.list_asked = host
+            if before.list_at > host:
+                host = before.list_at
+        if not self.is_last:
+            if self.asks_lists:
+                if self.list_asked > host:
+                    host = self.list_asked
+                if self.until_received and self.list_at > host:
+                    host = self.list_at
+            self.list_at = host + self.control_ns
+        self.host = host
+        return host
+
+    def take_and_harvest(self, i: int) -> None:
+        """An output is taken, waited for on the host, and post-processed."""
+        self._take(False)
+        self.await_tokens(i)
+        self.host += self.process_ns
 
     # --- decisions -----------------------------------------------------------------------------------------------
 
@@ -145,16 +197,20 @@ class StageTimes:
         self.host += self.process_ns
 
     def tell_decided(self, i: int) -> None:
-        self.tell(0, self.host)
+        if self.told[0]:
+            self.tell(0, self.host)
 
     def tell_harvested(self, i: int) -> None:
-        self.tell(1, self.host)
+        if self.told[1]:
+            self.tell(1, self.host)
 
     # --- the device ----------------------------------------------------------------------------------------------
 
     def launch(self, i: int) -> None:
-        flight = self.flights[i]
-        start = max(self.host, self.forward_free, self.hidden_ready, self.fence)
+        flight, start = self.flights[i], self.host
+        for free_at in (self.forward_free, self.hidden_ready, self.fence):
+            if free_at > start:
+                start = free_at
         if not self.overlap and start < self.waits_until:
             start = self.waits_until
         self.fence = 0
@@ -187,11 +243,12 @@ class StageTimes:
         host = self.host
         if ready > self.waits_until:
             self.waits_until = ready
-        leaves = max(host, ready)
+        leaves = ready if ready > host else host
         if self.in_stream:
-            leaves = max(leaves, self.wire)
-        elif self.in_link:
-            leaves = max(leaves, self.link_free)
+            if self.wire > leaves:
+                leaves = self.wire
+        elif self.in_link and self.link_free > leaves:
+            leaves = self.link_free
         until = leaves + num_ns
         arrival = until + self.latency_ns
         if self.latency_on_stream:
@@ -203,9 +260,11 @@ class StageTimes:
             self.static_until = until
         if self.holds_posted and until > self.waits_until:
             self.waits_until = until
-        parcel = Parcel(is_hidden, flight, host + self.control_ns, leaves, until, is_static)
-        behind = is_hidden and not (self.in_stream or self.in_link)  # without an order only one kind stays in order
-        parcel.arrival = self.last_arrival[behind] = max(arrival, self.last_arrival[behind])
+        behind = is_hidden and self.without_order  # then only one kind stays in order
+        if arrival < self.last_arrival[behind]:
+            arrival = self.last_arrival[behind]
+        self.last_arrival[behind] = arrival
+        parcel = Parcel(is_hidden, flight, host + self.control_ns, leaves, until, arrival, is_static)
         self.lane.append(parcel)
         self.uncommitted[is_hidden].append(parcel)
 
@@ -229,10 +288,12 @@ class StageTimes:
             self.parked[parcel.is_hidden].append(ready)
 
     def _receive(self, parcel: Parcel) -> int:
-        parcel.asked = self.host
-        if parcel.meta > self.host:
-            self.host = parcel.meta
-        end = max(parcel.arrival, self.host)
+        parcel.asked = host = self.host
+        if parcel.meta > host:
+            self.host = host = parcel.meta
+        end = parcel.arrival
+        if end < host:
+            end = host
         if self.in_stream:
             if end < self.wire:
                 end = self.wire
