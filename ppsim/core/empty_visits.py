@@ -23,14 +23,16 @@ def num_empty_visits(rank: Rank) -> int:
     For a first rank that stands before its look at the inputs of an iteration. 0 also where the code of somebody else
     decides (a policy, a role).
     """
-    s, config = rank.scheduler, rank.config
+    s, config, slots = rank.scheduler, rank.config, rank.scheduler.slots
+    if slots.to_harvest(rank.iteration).in_flight or slots.current(rank.iteration).running:
+        return 0  # most often it is one of these
     if s.waiting or s.chunked is not None or s.grammar_queue or s.journal.entries:
         return 0
     if rank.pp_outputs is not None or rank.flushes or rank.checker is not None or s.kv.tiers is not None:
         return 0
     if type(s.role) is not Role or type(rank.policy) is not Policy:
         return 0
-    num, slots = 0, s.slots
+    num = 0
     for iteration in range(rank.iteration, rank.iteration + config.num_slots):
         releases = config.is_last and slots.to_release(iteration).in_flight
         if slots.to_harvest(iteration).in_flight or releases or not is_empty(slots.current(iteration), config):

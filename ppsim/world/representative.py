@@ -258,9 +258,10 @@ class Representative:
             self._wave(i - 1, self.launched)
         if self.stream is not None and self.stream.is_due:
             self.stream.pass_on()
-        before = -1
-        while i != before and (not effect.idle or client.by_iteration):
-            before, i = i, self._pass_empty(i, idle=effect.idle)
+        passed = num_slots = self.rank.config.num_slots
+        while passed == num_slots and (not effect.idle or client.by_iteration):  # then all slots are empty
+            passed = self._pass_empty(i, idle=effect.idle)
+            i += passed
         inputs, first.host = client.ingest(i, effect.idle, first.host)
         recording = self.setting.recording
         if inputs:
@@ -272,7 +273,7 @@ class Representative:
         return inputs
 
     def _pass_empty(self, i: int, *, idle: bool) -> int:
-        """Pass visits of empty slots until something is due; the iteration at which the first rank stands then.
+        """Pass visits of empty slots until something is due, at most one of each slot; how many.
 
         ``idle``: nobody waits for anything meanwhile, so it is no livelock.
         """
@@ -289,7 +290,7 @@ class Representative:
                 recording.harvests[0].append(harvest)
             if not idle:
                 self.setting.watch.passed(passed, i + passed)
-        return i + passed
+        return passed
 
     def _unheard_of(self, effect: fx.Effect) -> None:
         raise CannotRepresent(f"the first rank asks for {type(effect).__name__}")
