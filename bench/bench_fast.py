@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import resource
 import subprocess
@@ -19,7 +20,7 @@ import sys
 import time
 from pathlib import Path
 
-from bench_world import KIB, bare
+from bench_world import COMPILED, KIB, bare
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -61,7 +62,7 @@ def measure_here(text: str) -> None:
 
 def in_own_process(*arguments: object) -> dict[str, float]:
     command = [sys.executable, __file__, "--measure", json.dumps(arguments)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **COMPILED})
     return dict(json.loads(done.stdout))
 
 

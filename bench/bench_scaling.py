@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import platform
 import resource
 import subprocess
@@ -23,7 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench_world import KIB, bare
+from bench_world import COMPILED, KIB, bare
 
 ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "scaling.png"
@@ -97,7 +98,7 @@ def long_trace(folder: Path, num_requests: int) -> str:
 
 def in_own_process(row: Row) -> Row:
     command = [sys.executable, __file__, "--row", json.dumps(row)]
-    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT, env={**os.environ, **COMPILED})
     return {**row, **json.loads(done.stdout)}
 
 
