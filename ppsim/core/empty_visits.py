@@ -49,20 +49,22 @@ def is_empty(slot: Slot, config: RankConfig) -> bool:
 
 def pass_empty_visits(rank: Rank, num: int) -> list[tuple[Decision, Harvest]]:
     """Pass ``num`` visits, not more than ``num_empty_visits``; the records of each."""
-    s, config = rank.scheduler, rank.config
+    s, ring = rank.scheduler, rank.scheduler.slots.slots
+    num_slots = len(ring)
     found: list[tuple[Decision, Harvest]] = []
     free, evictable = s.kv.pool.free_tokens, s.kv.tree.evictable_tokens
     digests: dict[bool, str] = {}  # by what of a slot is part of the state
     for iteration in range(rank.iteration, rank.iteration + num):
-        slot = s.slots.current(iteration)
+        index = iteration % num_slots
+        slot = ring[index]
         visit(rank, slot)
         state = digests.get(slot.batch_is_full)
         if state is None:
             state = digests[slot.batch_is_full] = s.empty_decision(iteration, slot).state_digest
-        due = s.slots.to_harvest(iteration).index
-        decision = Decision(iteration, slot.index, "empty", (), (), None, state)
+        due = index + 1 if index + 1 < num_slots else 0
+        decision = Decision(iteration, index, "empty", (), (), None, state)
         found.append((decision, Harvest(iteration, due, None, (), (), (), free, evictable)))
-        if slot.index == config.num_slots - 1:
+        if due == 0:
             if not rank.sweep_had_batch:
                 s.on_idle()
                 digests.clear()

@@ -234,21 +234,28 @@ def harvest_fields(h: Harvest) -> tuple[object, ...]:
 
 def decision_text(d: Decision) -> str:
     """The fields of a decision as ``text_of`` writes them, behind the rank: a third of its time, on every iteration."""
-    pieces = ",".join([f"[{quoted(rid)},{prefix_len},{new_tokens}]" for rid, prefix_len, new_tokens in d.pieces])
-    chunked = "null" if d.chunked_rid is None else quoted(d.chunked_rid)
-    retracted = ",".join(map(quoted, d.retracted)) if d.retracted else ""
-    stall = f",{quoted(d.stall)}" if d.stall else ""
-    return f'{d.iteration},{d.slot},"{d.mode}",[{pieces}],[{retracted}],{chunked},"{d.state_digest}"{stall}'
+    iteration, slot, mode, took, put_out, chunked_rid, state, stall = d
+    if not took:  # most visits are empty
+        pieces = ""
+    else:
+        pieces = ",".join([f"[{quoted(rid)},{prefix_len},{new_tokens}]" for rid, prefix_len, new_tokens in took])
+    chunked = "null" if chunked_rid is None else quoted(chunked_rid)
+    retracted = ",".join(map(quoted, put_out)) if put_out else ""
+    if stall:
+        return f'{iteration},{slot},"{mode}",[{pieces}],[{retracted}],{chunked},"{state}",{quoted(stall)}'
+    return f'{iteration},{slot},"{mode}",[{pieces}],[{retracted}],{chunked},"{state}"'
 
 
 def harvest_text(h: Harvest) -> str:
     """Likewise of a harvest."""
-    harvested = "null" if h.harvested is None else h.harvested
-    delivered = ",".join([f"[{quoted(rid)},{n}]" for rid, n in h.delivered])
-    finished = ",".join(map(quoted, h.finished)) if h.finished else ""
-    tokens = ",".join(map(str, h.token_ids))
-    left = f"{h.free_tokens},{h.evictable_tokens}"
-    return f"{h.iteration},{h.slot},{harvested},[{delivered}],[{finished}],[{tokens}],{left}"
+    iteration, slot, launched, tokens_of, ended, token_ids, free, evictable = h
+    harvested = "null" if launched is None else launched
+    finished = ",".join(map(quoted, ended)) if ended else ""
+    if not tokens_of and not token_ids:
+        return f"{iteration},{slot},{harvested},[],[{finished}],[],{free},{evictable}"
+    delivered = ",".join([f"[{quoted(rid)},{n}]" for rid, n in tokens_of])
+    tokens = ",".join(map(str, token_ids))
+    return f"{iteration},{slot},{harvested},[{delivered}],[{finished}],[{tokens}],{free},{evictable}"
 
 
 def ingested_fields(i: Ingested) -> tuple[object, ...]:
