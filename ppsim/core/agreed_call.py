@@ -125,8 +125,8 @@ def render(value: object) -> str:
             return f"{type(value).__name__}({', '.join(inside)})"
         case tuple() | list():
             return "[" + ", ".join([render(item) for item in value]) + "]"
-    record = getattr(type(value), "__dataclass_params__", None)
-    if record is not None and record.frozen and record.eq:
+    params = getattr(type(value), "__dataclass_params__", None)
+    if params is not None and params.eq and (params.frozen or params.unsafe_hash):
         inside = [f"{f.name}={render(getattr(value, f.name))}" for f in fields(value) if f.compare]  # type: ignore[arg-type]
         return f"{type(value).__name__}({', '.join(inside)})"
     raise TypeError(

@@ -24,13 +24,14 @@ world's business (decision 3). What a world must do for each:
 from __future__ import annotations
 
 from collections.abc import Generator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ppsim.core.actions import ACTIONS, Action
 from ppsim.core.agreed import Local
 from ppsim.core.messages import Hidden, Input, Kind, Lane, Message, Output
 from ppsim.core.observations import AWAITED, OBSERVATIONS, Awaited, Observation
+from ppsim.core.record import record
 from ppsim.core.schedule.batch import ForwardBatch
 
 R = TypeVar("R")
@@ -40,13 +41,13 @@ Work: TypeAlias = int
 """Handle of an outstanding send."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ingest:
     iteration: int
     idle: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Send:
     """``paired``: submitted together with the receive that follows it, so that neither blocks the other."""
 
@@ -55,7 +56,7 @@ class Send:
     paired: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Recv:
     """``kind``, ``iteration``, ``slot``: of the message that is waited for, for reports; what comes may be another."""
 
@@ -66,28 +67,28 @@ class Recv:
     slot: int | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Commit:
     work: Work
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Drop:
     work: Work
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Launch:
     batch: ForwardBatch
     hidden: Hidden | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AwaitTokens:
     output: Output
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Observe:
     """The reply's value is a tuple: one number for each key of the observation, in their order."""
 
@@ -105,7 +106,7 @@ class Observe:
         return self.observation.keys
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AwaitLocal:
     fact: Awaited
     iteration: int
@@ -121,12 +122,12 @@ class AwaitLocal:
         return self.fact.key
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Act:
     action: Action
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reply:
     """``status``: "token" for a streamed token, "finished", "aborted" or "refused" for a terminal reply."""
 
@@ -167,12 +168,12 @@ class Harvest(NamedTuple):
     evictable_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Decided:
     decision: Decision
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Harvested:
     harvest: Harvest
 

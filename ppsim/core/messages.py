@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar, NamedTuple, TypeAlias
 
+from ppsim.core.record import record
 from ppsim.core.tokens import TokenBytes
 
 
@@ -117,7 +118,7 @@ class Start:
     host_tokens: int = 0  # likewise of the host tier (hicache.py); 0: there is none
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Meta:
     """The ordered list of inputs that every rank processes in ``iteration``; sent every iteration, empty or not."""
 
@@ -129,7 +130,7 @@ class Meta:
     lane: Lane = Lane.CONTROL  # Lane.TP from a stage's leader to its replicas
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Hidden:
     """Activations of the batch launched in ``iteration``: [num_tokens, hidden_size]. ``payload`` is the world's.
 
@@ -146,7 +147,7 @@ class Hidden:
     num_layers: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Output:
     """Sampled tokens of the batch launched in ``iteration``: one row per request, in batch order.
 
@@ -163,7 +164,7 @@ class Output:
     num_logprobs: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Vote:
     """First pass of a ring vote: what all ranks up to the sender have observed (protocol.md 6.3)."""
 
@@ -177,7 +178,7 @@ class Vote:
     lane: Lane = Lane.CONTROL  # Lane.TP from a replica to the leader of its stage
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Conclusion:
     """Second pass: the numbered, immutable conclusion of the vote taken in ``iteration``."""
 
@@ -192,7 +193,7 @@ class Conclusion:
     lane: Lane = Lane.CONTROL  # Lane.TP from the leader of a stage to its replicas
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Side:
     """What the first stage decides on a side lane (grammar, HiCache, bootstrap), handed down the chain; inside a stage
     what a replica sees, on its way to the leader, and the answer; on the flush lane the word that a cache is empty."""
