@@ -1,4 +1,4 @@
-"""Records that are made many times in each visit of a slot: effects, messages, what the device holds.
+"""Records that are made many times in each visit of a slot, some for every token: effects, messages, pieces.
 
 Rule: nobody writes to one. The type check holds that, as of a frozen dataclass. When it runs such a record is a plain
 one, because to freeze it costs as much as all else that happens to it: a frozen dataclass sets each field through a

@@ -77,4 +77,5 @@ class Role:
 
     def key(self) -> tuple[tuple[str, ...], ...]:
         """Canonical content for digests: the rids of every queue in order (invariant 46)."""
-        return tuple(tuple(r.rid for r in queue) for queue in self.queues().values())
+        queues = self.queues()
+        return tuple([tuple([r.rid for r in queue]) for queue in queues.values()]) if queues else ()

@@ -16,6 +16,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.errors import PoolError
@@ -25,11 +26,12 @@ class FreePages:
     """The free list, head first. Pages that were never taken are a range and no list: a pool may have millions.
 
     What comes back goes to the tail, behind the pages that were never taken; with ``to_front`` to the head of the list.
+    It stays together as it came, last page first, so that many pages are taken at once.
     """
 
     def __init__(self, num_pages: int, to_front: bool = False) -> None:
-        self.new = range(1, num_pages + 1)  # never taken
-        self.returned: deque[int] = deque()
+        self.first_new, self.end = 1, num_pages + 1  # pages [first_new, end) were never taken
+        self.returned: deque[list[int]] = deque()  # none of them is empty; each is turned round
         self.num_pages = num_pages
         self.to_front = to_front
 
@@ -38,34 +40,54 @@ class FreePages:
         if num_pages == 0:
             return []
         self.num_pages -= num_pages
-        next_returned = self.returned.popleft
-        if not self.new:
-            return [next_returned() for _ in range(num_pages)]
+        first_new = self.first_new
+        pages = self._take_returned(num_pages) if self.to_front or first_new == self.end else []
+        num_left = num_pages - len(pages)
+        if num_left == 0:
+            return pages
+        self.first_new = min(first_new + num_left, self.end)
+        pages += integers(first_new, self.first_new)
+        if len(pages) < num_pages:
+            pages += self._take_returned(num_pages - len(pages))
+        return pages
+
+    def _take_returned(self, num_pages: int) -> list[int]:
+        """So many pages that came back, or all of them."""
         pages: list[int] = []
-        if self.to_front:
-            pages += [next_returned() for _ in range(min(num_pages, len(self.returned)))]
-        num_new = min(num_pages - len(pages), len(self.new))
-        pages += self.new[:num_new]
-        self.new = self.new[num_new:]
-        pages += [next_returned() for _ in range(num_pages - len(pages))]
+        returned = self.returned
+        while returned and num_pages:
+            group = returned[0]
+            if len(group) <= num_pages:
+                taken = returned.popleft()
+            else:
+                taken = group[-num_pages:]
+                del group[-num_pages:]
+            num_pages -= len(taken)
+            taken.reverse()
+            pages += taken
         return pages
 
     def give_back(self, pages: list[int]) -> None:
         """Pages that were freed together."""
+        if not pages:
+            return
         self.num_pages += len(pages)
         if self.to_front:
-            self.returned.extendleft(sorted(pages, reverse=True))
+            self.returned.appendleft(sorted(pages, reverse=True))
         else:
-            self.returned.extend(pages)
+            self.returned.append(pages[::-1])
 
     def pop(self) -> int:
         """The last one."""
         self.num_pages -= 1
-        if self.returned and not (self.to_front and self.new):
-            return self.returned.pop()
-        page = self.new[-1]
-        self.new = self.new[:-1]
-        return page
+        if self.returned and not (self.to_front and self.first_new < self.end):
+            last = self.returned[-1]
+            page = last.pop(0)
+            if not last:
+                self.returned.pop()
+            return page
+        self.end -= 1
+        return self.end
 
 
 class Pool:
@@ -113,38 +135,46 @@ class Pool:
         if num_pages > self._free.num_pages:
             raise PoolError(f"{num_pages} pages asked for, {self.num_free_pages} of {self.num_pages} are free")
         pages = self._free.take(num_pages)
-        num_new = self._free.new.start - len(self._refs)  # of them were never taken before
-        if num_new:
-            self._refs.extend(repeated(1, num_new))
+        refs = self._refs
+        num_new = self._free.first_new - len(refs)  # of them were never taken before
+        if num_new == 1:
+            refs.append(1)
+        elif num_new:
+            refs.extend(repeated(1, num_new))
         if num_new < num_pages:
-            for page in pages:
-                self._refs[page] = 1
+            for part in parts_of(pages):
+                if isinstance(part, range):
+                    refs[part.start : part.stop] = repeated(1, len(part))
+                else:
+                    for page in part:
+                        refs[page] = 1
         return pages
 
     @agreed_call("INV-23", "len(pages)", state=("num_free_pages",))
     def share(self, pages: Sequence[int]) -> None:
         """One more holder for each page. Raises PoolError for a free page."""
-        run = run_of(pages)
-        holders = 0 if run is None else self._holders_of(run)
-        if run is not None and holders:
-            self._refs[run.start : run.stop] = repeated(holders + 1, len(run))
-            return
-        for page in pages:
-            if not self.refs(page):
-                raise PoolError(f"page {page} is free and cannot be shared")
-            self._refs[page] += 1
+        refs, known = self._refs, len(self._refs)
+        for part in parts_of(pages):
+            holders = self._holders_of(part) if isinstance(part, range) else 0
+            if isinstance(part, range) and holders:
+                refs[part.start : part.stop] = repeated(holders + 1, len(part))
+                continue
+            for page in part:
+                if not (0 <= page < known and refs[page]):
+                    raise PoolError(f"page {page} is free and cannot be shared")
+                refs[page] += 1
 
     @agreed_call("INV-23", "len(pages)", state=("num_free_pages",))
     def release(self, pages: Sequence[int]) -> None:
         """One holder less for each page. Raises PoolError for a page that is free already (freed twice)."""
-        run, freed = run_of(pages), []
-        holders = 0 if run is None else self._holders_of(run)
-        if run is not None and holders:
-            self._refs[run.start : run.stop] = repeated(holders - 1, len(run))
-            freed = list(pages) if holders == 1 else []
-        else:
-            refs, known = self._refs, len(self._refs)
-            for page in pages:
+        refs, known, freed = self._refs, len(self._refs), list[int]()
+        for part in parts_of(pages):
+            holders = self._holders_of(part) if isinstance(part, range) else 0
+            if isinstance(part, range) and holders:
+                refs[part.start : part.stop] = repeated(holders - 1, len(part))
+                freed += integers(part.start, part.stop) if holders == 1 else ()
+                continue
+            for page in part:
                 holders = refs[page] if 0 <= page < known else 0
                 if holders == 0:
                     raise PoolError(f"page {page} is freed twice")
@@ -164,11 +194,13 @@ class Pool:
 
     def audit(self) -> str:
         """Empty if every page is either free once or held; otherwise what is wrong."""
-        new, returned = self._free.new, list(self._free.returned)
+        new = range(self._free.first_new, self._free.end)
+        returned = [page for group in self._free.returned for page in reversed(group)]
         twice = run_of(returned) is None and len(set(returned)) != len(returned)
         if twice or (returned and max(returned) >= new.start and any(page in new for page in returned)):
             return "a page is in the free list twice"
-        num_held = len(self._refs) - self._refs.count(0)
+        refs = self._refs
+        num_held = 0 if refs == repeated(0, len(refs)) else len(refs) - refs.count(0)
         both = any(self.refs(page) for page in returned) if num_held else False
         both |= any(self._refs[page] for page in range(new.start, len(self._refs)))
         if self.num_free_pages + num_held != self.num_pages or both:
@@ -176,16 +208,68 @@ class Pool:
         return ""
 
 
+BLOCK = 8192  # integers
 MIN_RUN = 16  # pages; fewer are counted one by one as fast
 
 
 def run_of(pages: Sequence[int]) -> range | None:
     """The pages as a range, where each is one more than the one before; None where they are not, or are only a few."""
     num_pages = len(pages)
-    if num_pages < MIN_RUN or pages[-1] - pages[0] != num_pages - 1:
-        return None
-    run = range(pages[0], pages[-1] + 1)
-    return run if pages == list(run) else None
+    return range(pages[0], pages[0] + num_pages) if num_pages and run_length(pages, 0) == num_pages else None
+
+
+def parts_of(pages: Sequence[int]) -> list[range | Sequence[int]]:
+    """The pages in order: long runs as ranges, and what is between them as it is."""
+    num_pages = len(pages)
+    if num_pages < MIN_RUN:
+        return [pages]
+    parts: list[range | Sequence[int]] = []
+    at = begin = 0  # what is in no run begins here
+    while num_pages - at >= MIN_RUN:
+        length = run_length(pages, at)
+        if not length:
+            at += MIN_RUN
+            continue
+        if begin < at:
+            parts.append(pages[begin:at])
+        parts.append(range(pages[at], pages[at] + length))
+        at += length
+        begin = at
+    if begin < num_pages:
+        parts.append(pages[begin:])
+    return parts
+
+
+def run_length(pages: Sequence[int], at: int) -> int:
+    """How many pages from a place on are each one more than the one before, or half of them; 0 where they are few."""
+    first, num_pages, length = pages[at], len(pages) - at, MIN_RUN
+    if num_pages < length or pages[at + length - 1] - first != length - 1:
+        return 0
+    while length < num_pages:
+        longer = min(2 * length, num_pages)
+        if pages[at + longer - 1] - first != longer - 1:
+            break
+        length = longer
+    return length if pages[at : at + length] == integers(first, first + length) else 0
+
+
+def integers(start: int, stop: int) -> list[int]:
+    """[start, stop), not below 0. Of a long stretch the same objects every time: they are made once for all pools of a
+    process, and lists of them are compared by identity, which is twenty times as fast."""
+    if stop - start < MIN_RUN:
+        return list(range(start, stop))
+    found: list[int] = []
+    while start < stop:
+        number, at = divmod(start, BLOCK)
+        found += block(number)[at : at + stop - start]
+        start = min((number + 1) * BLOCK, stop)
+    return found
+
+
+@lru_cache(maxsize=128)
+def block(number: int) -> list[int]:
+    """The integers of a block."""
+    return list(range(number * BLOCK, (number + 1) * BLOCK))
 
 
 def repeated(holders: int, num_pages: int) -> array[int]:

@@ -63,7 +63,7 @@ class RadixCache:
         stamp = self._tick()
         above: Node | None = node
         while above is not None and above is not self.root:
-            self._touch(above, stamp)
+            above.last_access = stamp  # locked, so no candidate for eviction
             above = above.parent
         found = self._walk(node, key, stamp)
         if found.num_tokens * WIDTH == len(key):

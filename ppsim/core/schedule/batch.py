@@ -7,9 +7,11 @@ admission (``admission.py``) to its harvest.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
+
+from ppsim.core.record import record
 
 
 class Mode(Enum):
@@ -33,7 +35,7 @@ class KVRow(Protocol):
 Row_co = TypeVar("Row_co", bound=KVRow, covariant=True)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Piece(Generic[Row_co]):
     """One request's share of a batch. ``kv`` is the request itself; a world reads no more of it than ``KVRow`` says."""
 
@@ -45,7 +47,7 @@ class Piece(Generic[Row_co]):
     kv: Row_co = field(compare=False, repr=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ForwardBatch:
     """A decided batch. ``pieces`` are in row order; the output has one row per piece."""
 

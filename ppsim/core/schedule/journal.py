@@ -13,24 +13,24 @@ A listener is told of each entry when it is made, and of each ``request.Moved``,
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias, TypeVar
 
 from ppsim.core.actions import ACTIONS, Action
 from ppsim.core.effects import Harvest, Reply
+from ppsim.core.record import record
 from ppsim.core.schedule.request import Event, Moved, Request, State
 from ppsim.core.schedule.slots import LaunchedBatch
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Advanced:
     """An agreed conclusion moved a request on."""
 
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AbortFound:
     """An abort found a request, as it was then: in this state, in so many launched batches, being cut or not."""
 
@@ -43,14 +43,14 @@ class AbortFound:
     is_marked: bool  # an earlier abort has found it
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Retracted:
     """Put out of memory to make room for the others of its slot."""
 
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unfit:
     """The last request of its slot: even alone its next token does not fit."""
 
@@ -67,7 +67,7 @@ class Why(Enum):
     NO_ROOM = "decode side: what it needs is not free beside the reserves of the others"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NotTaken:
     """A waiting request was looked at and stays where it is."""
 
@@ -75,42 +75,42 @@ class NotTaken:
     why: Why
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PutBack:
     """Memory that admission counted on was not there: the request waits again, first in line."""
 
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ChunkCut:
     """Memory, not the chunk budget, limits the prompt that is being cut."""
 
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ChunkParked:
     """The prompt that is being cut waits for memory, and keeps what it holds."""
 
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DecodeHeldUp:
     """The decode set of a slot waits for copies between the tiers, which hold the memory that it needs."""
 
     slot: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Launched:
     """A batch was decided."""
 
     batch: LaunchedBatch
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Delivered:
     """Token ``n`` of a request, n from 1."""
 
@@ -119,7 +119,7 @@ class Delivered:
     token: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ended:
     """A request has left; ``by_token``: with the last of its tokens, in a harvest."""
 
@@ -132,14 +132,14 @@ class Ended:
         return self.event in (Event.FAIL, Event.GRAMMAR_FAILED)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Flushed:
     """The cache was emptied; ``rid``: of the flush. The client hears of it when all ranks have done it (flush.py)."""
 
     rid: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Absorbed:
     """The batch that was due is post-processed: that launched in iteration ``harvested``."""
 

@@ -17,8 +17,7 @@ class NewTokenRatio:
         self.init = min(init, Fraction(1))
         self.minimum = min(minimum, self.init)
         self.step = (self.init - self.minimum) / decay_steps
-        self._base = self.init
-        self._steps = 0
+        self._restart(self.init)
 
     @property
     def value(self) -> Fraction:
@@ -35,12 +34,16 @@ class NewTokenRatio:
     ) -> None:
         """Set from the requests that stay: (generated + 20 each) / (sum of max_new_tokens + 1), at most 1."""
         estimate = Fraction(generated + retract_decode_steps * num_requests, max_new_tokens + 1)
-        self._base, self._steps = min(estimate, Fraction(1)), 0
+        self._restart(min(estimate, Fraction(1)))
 
     def reset(self) -> None:
         """Back to the start; done when the rank is fully idle (``on_idle``)."""
-        self._base, self._steps = self.init, 0
+        self._restart(self.init)
 
     def key(self) -> tuple[int, int, int]:
         """Canonical content for digests."""
-        return (self._base.numerator, self._base.denominator, self._steps)
+        return (*self._base_parts, self._steps)
+
+    def _restart(self, base: Fraction) -> None:
+        self._base, self._steps = base, 0
+        self._base_parts = (base.numerator, base.denominator)

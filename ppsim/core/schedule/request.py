@@ -17,7 +17,8 @@ from enum import Enum
 from ppsim.core.errors import TransitionError
 from ppsim.core.memory.node import Node
 from ppsim.core.messages import NewRequest
-from ppsim.core.tokens import TokenBytes, count, cut, pack, unpack
+from ppsim.core.record import record
+from ppsim.core.tokens import WIDTH, TokenBytes, cut, pack, unpack
 
 
 class State(Enum):
@@ -121,7 +122,7 @@ TABLE: dict[tuple[State, Event], State] = {
 TERMINAL = (State.FINISHED, State.ABORTED, State.REFUSED)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Moved:
     """A request takes the arrow of ``event`` out of state ``before``."""
 
@@ -160,12 +161,12 @@ class Request:
 
     @property
     def prompt_len(self) -> int:
-        return count(self.spec.prompt)
+        return len(self.spec.prompt) // WIDTH
 
     @property
     def seq_len(self) -> int:
         """Prompt plus generated tokens: what a (re-)prefill has to cover."""
-        return count(self.spec.prompt) + len(self.output_ids)
+        return len(self.spec.prompt) // WIDTH + len(self.output_ids)
 
     @property
     def is_terminal(self) -> bool:
@@ -199,6 +200,7 @@ class Request:
 
     def hits_stop(self) -> str:
         """Why the last token ends the request ("length", "stop"), or empty."""
-        if not self.spec.ignore_eos and self.output_ids[-1] in self.spec.stop_token_ids:
+        spec, output_ids = self.spec, self.output_ids
+        if spec.stop_token_ids and not spec.ignore_eos and output_ids[-1] in spec.stop_token_ids:
             return "stop"
-        return "length" if len(self.output_ids) >= self.spec.max_new_tokens else ""
+        return "length" if len(output_ids) >= spec.max_new_tokens else ""

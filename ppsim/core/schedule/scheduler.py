@@ -43,7 +43,7 @@ from ppsim.core.schedule.journal import (
     Why,
 )
 from ppsim.core.schedule.order import waiting_order
-from ppsim.core.schedule.request import Event, Request, State
+from ppsim.core.schedule.request import TERMINAL, Event, Request, State
 from ppsim.core.schedule.slots import LaunchedBatch, Slot
 
 
@@ -60,10 +60,10 @@ class Scheduler(Intake):
         slot = self.slots.current(iteration)
         self._stash_chunk()
         self._merge_last_batch(slot)
-        batch = None
-        self.role.before_schedule(slot)
+        batch, role = None, self.role
+        role.before_schedule(slot)
         deferred = self._prefill_is_deferred(slot)
-        if self.role.prefills and not deferred and self.may_prefill(slot):
+        if role.prefills and not deferred and self.may_prefill(slot):
             batch = self._new_prefill(slot, iteration)
         if batch is None:
             batch = self._decode(slot, iteration)
@@ -116,16 +116,16 @@ class Scheduler(Intake):
 
     def _stall(self, slot: Slot, iteration: int, deferred: bool) -> str:
         """Why this visit runs nothing, if that is a rule's doing and not for want of work or memory."""
-        opens = self.role.clears_full_flag or self.config.reopen_empty_slots
-        if slot.launched is not None or slot.running or opens or not slot.batch_is_full:
+        if slot.launched is not None or slot.running:
             slot.closed_since = -1
-        elif slot.closed_since < 0:
-            slot.closed_since = iteration
-        if slot.closed_since >= 0:
+            return ""
+        if self.role.clears_full_flag or self.config.reopen_empty_slots or not slot.batch_is_full:
+            slot.closed_since = -1
+        else:
+            if slot.closed_since < 0:
+                slot.closed_since = iteration
             return CLOSED
-        if deferred and slot.launched is None and not slot.running and (self.waiting or self.chunked is not None):
-            return DEFERRED
-        return ""
+        return DEFERRED if deferred and (self.waiting or self.chunked is not None) else ""
 
     # --- prefill ---------------------------------------------------------------------------------------------
 
@@ -298,8 +298,8 @@ class Scheduler(Intake):
         """One token for each running request of the slot; retract within the slot where memory is short (4.5)."""
         if not slot.running:
             return None
-        before = len(slot.running)
-        slot.running = [r for r in slot.running if r.state is State.DECODE]
+        before, decode = len(slot.running), State.DECODE
+        slot.running = [r for r in slot.running if r.state is decode]
         is_held_up = False
         if slot.running and not self._decode_fits(slot.running):
             # What it needs may be locked by copies to host memory, and these end (bugs.md B43).
@@ -355,15 +355,15 @@ class Scheduler(Intake):
 
     def _grow_all(self, running: list[Request]) -> list[Piece[Request]]:
         """One token more for each. SGLang evicts nothing ahead where one of them wants logprobs (kv.py)."""
-        if not any(r.spec.return_logprob for r in running):
+        if not any([r.spec.return_logprob for r in running]):
             self.kv.evict_ahead(0, len(running))
-        return [self._grow_one(request) for request in running]
-
-    def _grow_one(self, request: Request) -> Piece[Request]:
-        prefix_len = request.kv_len
-        self.kv.grow(request, 1)
-        request.on(Event.LAUNCH_DECODE)
-        return Piece(request.rid, prefix_len, 1, True, True, request)
+        grow, event, pieces = self.kv.grow, Event.LAUNCH_DECODE, []
+        for request in running:
+            prefix_len = request.kv_len
+            grow(request, 1)
+            request.on(event)
+            pieces.append(Piece(request.spec.rid, prefix_len, 1, True, True, request))
+        return pieces
 
     # --- launch and harvest ----------------------------------------------------------------------------------
 
@@ -376,8 +376,10 @@ class Scheduler(Intake):
         """Freeze the batch."""
         config = self.config
         requests = tuple([piece.kv for piece in pieces])
+        num_logprobs = 0
         for request in requests:
             request.num_inflight += 1
+            num_logprobs += request.spec.return_logprob
         forward = ForwardBatch(
             iteration,
             slot.index,
@@ -388,7 +390,7 @@ class Scheduler(Intake):
             skip_output_comm=config.skip_pure_chunk_output and mode is Mode.EXTEND and self.may_skip_output(pieces),
         )
         chunked_rid = self.chunked.rid if self.chunked else None
-        batch = LaunchedBatch(forward, requests, chunked_rid)
+        batch = LaunchedBatch(forward, requests, chunked_rid, num_logprobs)
         self.journal.add(Launched(batch))
         return batch
 
@@ -405,9 +407,10 @@ class Scheduler(Intake):
 
     def _absorb_rows(self, iteration: int, slot: Slot, batch: LaunchedBatch, token_ids: tuple[int, ...] | None) -> None:
         sampled = self.rows_of(batch, token_ids) if token_ids is not None else ()
+        num_sampled, pieces = len(sampled), batch.forward.pieces
         for row, request in enumerate(batch.requests):
             request.num_inflight -= 1
-            if request.is_terminal:
+            if request.state in TERMINAL:
                 raise InvariantViolation(
                     "INV-59",
                     self.config.rank_id,
@@ -418,17 +421,17 @@ class Scheduler(Intake):
                 )
             if request.to_abort:
                 # Looked at first: a cancelled request delivers no further token (bugs.md B60).
-                if not batch.forward.pieces[row].is_last_chunk:
+                if not pieces[row].is_last_chunk:
                     request.inflight_middle_chunks -= 1
                 request.on(Event.DISCARD)
                 if self.may_end_now(request):
                     self._end_aborted(request)
                 continue
-            if not batch.forward.pieces[row].is_decode and self.is_middle_chunk(request):
+            if not pieces[row].is_decode and self.is_middle_chunk(request):
                 request.inflight_middle_chunks -= 1
                 request.on(Event.MIDDLE_CHUNK)
                 continue
-            if row >= len(sampled):
+            if row >= num_sampled:
                 raise InvariantViolation(
                     "INV-45",
                     self.config.rank_id,
@@ -448,23 +451,21 @@ class Scheduler(Intake):
         return request.inflight_middle_chunks > 0
 
     def _append(self, request: Request, token: int) -> None:
-        first = request.state is State.PREFILL
+        first, rid, output_ids = request.state is State.PREFILL, request.spec.rid, request.output_ids
         request.on(Event.FIRST_TOKEN if first else Event.TOKEN)
-        request.output_ids.append(token)
-        self.journal.add(Delivered(request.rid, len(request.output_ids), token))
+        output_ids.append(token)
+        self.journal.add(Delivered(rid, len(output_ids), token))
         if self.role.takes_over(request):
             return
         reason = request.hits_stop()
         if reason:
             self.kv.finish(request)
             request.on(Event.FINISH)
-            del self.requests[request.rid]
-            self.journal.add(Ended(request.rid, Event.FINISH, by_token=True))
+            del self.requests[rid]
+            self.journal.add(Ended(rid, Event.FINISH, by_token=True))
         elif first:
             self.kv.stash(request)
-        self.journal.add(
-            Reply(request.rid, "finished" if reason else "token", (token,), len(request.output_ids), reason)
-        )
+        self.journal.add(Reply(rid, "finished" if reason else "token", (token,), len(output_ids), reason))
 
     @agreed_call("INV-29", state=("fully_idle",))
     def on_idle(self) -> None:
@@ -489,11 +490,13 @@ class Scheduler(Intake):
         pieces = () if batch is None else tuple([(p.rid, p.prefix_len, p.new_tokens) for p in batch.forward.pieces])
         chunked = self.chunked.rid if self.chunked else None
         kv, tree = self.kv, self.kv.tree
-        queues, role, running = (names_of(self.waiting), names_of(self.grammar_queue)), self.role.key(), slot.running
+        waiting, grammar, running = names_of(self.waiting), names_of(self.grammar_queue), names_of(slot.running)
         numbers = (kv.pool.free_tokens, tree.evictable_tokens, tree.clock, tree.num_nodes, len(kv.free_rows))
-        state = state_digest(*queues, role, names_of(running), slot.batch_is_full, *numbers, self.ratio.key())
+        state = state_digest(
+            waiting, grammar, self.role.key(), running, slot.batch_is_full, *numbers, self.ratio.key()
+        )
         mode = "empty" if batch is None else batch.forward.mode.value
-        retracted = tuple([entry.rid for entry in self.journal.entries if isinstance(entry, Retracted)])
+        retracted = tuple([entry.rid for entry in self.journal.of(Retracted)])
         return Decision(iteration, slot.index, mode, pieces, retracted, chunked, state, stall)
 
 

@@ -20,6 +20,7 @@ class LaunchedBatch:
     forward: ForwardBatch
     requests: tuple[Request, ...]  # row order, as ``forward.pieces``
     chunked_rid: str | None  # the request that was left unfinished when this batch was made
+    num_logprobs: int = 0  # rows whose requests asked for logprobs
 
     @property
     def iteration(self) -> int:
@@ -28,11 +29,6 @@ class LaunchedBatch:
     @property
     def is_extend(self) -> bool:
         return self.forward.mode is not Mode.DECODE
-
-    @property
-    def num_logprobs(self) -> int:
-        """Rows whose requests asked for logprobs."""
-        return sum([request.spec.return_logprob for request in self.requests])
 
 
 @dataclass(slots=True, eq=False)
