@@ -126,11 +126,17 @@ class Seat(Protocol):
 
 
 def phase_of(loop: Generator[Any, Any, Any]) -> str:
-    """Name of the phase in which an event loop stands, for reports."""
+    """Name of the phase in which an event loop stands, for reports.
+
+    The loop knows it, and not the generator that it waits for: that may be a part of the phase.
+    """
     if not isinstance(loop, GeneratorType):
         return "ended"
-    phase = loop.gi_yieldfrom
-    return phase.__name__ if isinstance(phase, GeneratorType) else loop.__name__
+    steps, frame = loop.gi_yieldfrom, loop.gi_frame
+    if not isinstance(steps, GeneratorType) or frame is None:
+        return loop.__name__
+    phase = frame.f_locals.get("phase")
+    return str(getattr(phase, "__name__", steps.__name__))
 
 
 def last_phase(r: Seat) -> str:

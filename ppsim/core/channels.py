@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from ppsim.core.config import RankConfig
-from ppsim.core.effects import Commit, Effects, Recv, Work, send
+from ppsim.core.effects import Commit, Effects, Recv, Send, Work
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Check, Conclusion, Hidden, Kind, Lane, Message, Meta, Output, Side, Start, Vote
 
@@ -54,7 +54,8 @@ class Endpoint:
         return sum(len(queue) for queue in self._inbox.values())
 
     def send(self, dst: int, message: Message, paired: bool = False) -> Effects[Work]:
-        return send(dst, message, paired)
+        """Start a send; the reply is its work handle."""
+        return (yield Send(dst, message, paired))  # type: ignore[no-any-return]
 
     def receive(self, want: type[M], src: int, lane: Lane, iteration: int, slot: int) -> Effects[M]:
         """The next message of this kind from ``src``; it must belong to this iteration and slot."""
@@ -77,7 +78,8 @@ class Endpoint:
         if parked:
             return parked.popleft()
         while True:
-            message: Message = yield Recv(src, lane, kind, *self.awaited)
+            iteration, slot = self.awaited
+            message: Message = yield Recv(src, lane, kind, iteration, slot)
             if message.kind is kind:
                 return message
             self._inbox.setdefault((src, lane, message.kind), deque()).append(message)

@@ -66,6 +66,7 @@ class RankConfig:
     is_first: bool = field(init=False, compare=False, repr=False)
     is_last: bool = field(init=False, compare=False, repr=False)
     has_timeouts: bool = field(init=False, compare=False, repr=False)
+    first_layer: int = field(init=False, compare=False, repr=False)  # with which its stage begins (bugs.md B64)
 
     def __post_init__(self) -> None:
         derived = {
@@ -73,6 +74,7 @@ class RankConfig:
             "is_first": self.pp_rank == 0,
             "is_last": self.pp_rank == self.pp_size - 1,
             "has_timeouts": bool(self.waiting_timeout_ms or self.running_timeout_ms),
+            "first_layer": sum(self.layers[: self.pp_rank]),
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)

@@ -37,6 +37,18 @@ from ppsim.core.schedule.batch import ForwardBatch
 R = TypeVar("R")
 Effects: TypeAlias = Generator["Effect", Any, R]
 
+
+def _over() -> Effects[None]:
+    yield from ()
+
+
+NOTHING: Effects[None] = _over()
+"""What a phase that has nothing to ask returns instead of steps of its own: a generator that is over.
+
+Whoever takes steps from it gets none; the event loop need not even try.
+"""
+next(NOTHING, None)
+
 Work: TypeAlias = int
 """Handle of an outstanding send."""
 

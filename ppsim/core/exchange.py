@@ -11,7 +11,7 @@ has become of the requests since (invariants 33, 35).
 from __future__ import annotations
 
 from ppsim.core.channels import commit_all, named, shape_error
-from ppsim.core.effects import Effects
+from ppsim.core.effects import NOTHING, Effects
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Lane, Output
 from ppsim.core.rank import Rank
@@ -23,13 +23,11 @@ class Exchange:
 
     def exchange_if_deep(self, rank: Rank) -> Effects[None]:
         """Step 5: with pp_async_batch_depth > 0 the outputs are exchanged before the launch."""
-        if rank.config.pp_async_batch_depth > 0:
-            yield from self.exchange(rank)
+        return self.exchange(rank) if rank.config.pp_async_batch_depth > 0 else NOTHING
 
     def exchange_if_shallow(self, rank: Rank) -> Effects[None]:
         """Step 8: with depth 0 the outputs are exchanged after the launch."""
-        if rank.config.pp_async_batch_depth == 0:
-            yield from self.exchange(rank)
+        return self.exchange(rank) if rank.config.pp_async_batch_depth == 0 else NOTHING
 
     def exchange(self, rank: Rank) -> Effects[None]:
         """Protocol.md 1.5: wait for the previous output send, then send and receive in the order of the backend."""
@@ -89,8 +87,7 @@ class Exchange:
     def send_output(self, rank: Rank, paired: bool = False) -> Effects[None]:
         """Pass on what is due to the next rank."""
         message = self.output_to_send(rank)
-        if message is not None:
-            rank.send_output_work.append((yield from rank.link.send(rank.link.next, message, paired)))
+        return NOTHING if message is None else post_output(rank, message, paired)
 
     def awaited(self, rank: Rank) -> LaunchedBatch | None:
         """The batch of slot n whose output comes in this exchange, whatever became of its requests (inv. 33; B69)."""
@@ -99,27 +96,35 @@ class Exchange:
         return None if launched is None or launched.forward.skip_output_comm else launched
 
     def receive_output(self, rank: Rank) -> Effects[None]:
-        """Take the output of slot n; it must have a row for each request of the batch, in order, and their logprobs."""
+        """Take the output of slot n."""
         launched = self.awaited(rank)
-        if launched is None:
-            return
-        link, slot = rank.link, launched.forward.slot
-        rank.received = yield from link.receive(Output, link.prev, Lane.TENSOR, launched.iteration, slot)
-        expected = len(launched.requests)
-        if rank.received.num_rows != expected:
-            came = rank.received.num_rows
-            at, rids = (link.rank_id, rank.iteration, slot), [r.rid for r in launched.requests]
-            raise shape_error(*at, "output", expected, came, link.prev, "INV-34", rids)
-        wanted, came = launched.num_logprobs, rank.received.num_logprobs
-        if came != wanted:
-            rids = [r.rid for r in launched.requests if r.spec.return_logprob]
-            raise ProtocolError(
-                link.rank_id,
-                rank.iteration,
-                slot,
-                f"logprobs for {wanted} rows ({named(rids)})" if rids else "no logprobs",
-                f"for {came} rows",
-                f"rank {link.prev} passed the output on without all of its fields",
-                "INV-71",
-                rids[0] if len(rids) == 1 else "",
-            )
+        return NOTHING if launched is None else take_output(rank, launched)
+
+
+def post_output(rank: Rank, output: Output, paired: bool) -> Effects[None]:
+    """It is waited for in the next exchange."""
+    rank.send_output_work.append((yield from rank.link.send(rank.link.next, output, paired)))
+
+
+def take_output(rank: Rank, launched: LaunchedBatch) -> Effects[None]:
+    """It must have a row for each request of the batch, in order, and their logprobs."""
+    link, slot = rank.link, launched.forward.slot
+    rank.received = yield from link.receive(Output, link.prev, Lane.TENSOR, launched.iteration, slot)
+    expected = len(launched.requests)
+    if rank.received.num_rows != expected:
+        came = rank.received.num_rows
+        at, rids = (link.rank_id, rank.iteration, slot), [r.rid for r in launched.requests]
+        raise shape_error(*at, "output", expected, came, link.prev, "INV-34", rids)
+    wanted, came = launched.num_logprobs, rank.received.num_logprobs
+    if came != wanted:
+        rids = [r.rid for r in launched.requests if r.spec.return_logprob]
+        raise ProtocolError(
+            link.rank_id,
+            rank.iteration,
+            slot,
+            f"logprobs for {wanted} rows ({named(rids)})" if rids else "no logprobs",
+            f"for {came} rows",
+            f"rank {link.prev} passed the output on without all of its fields",
+            "INV-71",
+            rids[0] if len(rids) == 1 else "",
+        )

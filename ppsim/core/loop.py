@@ -28,7 +28,7 @@ from ppsim.core import comparison, phases
 from ppsim.core.chain import Chain
 from ppsim.core.config import RankConfig
 from ppsim.core.disagg import ballots as pd
-from ppsim.core.effects import Effects
+from ppsim.core.effects import NOTHING, Effects
 from ppsim.core.exchange import Exchange
 from ppsim.core.flush import acknowledge_flush, answer_flush
 from ppsim.core.leader import agree_grammar
@@ -69,7 +69,7 @@ class Loop:
         """After the last iteration: what others still wait for, then every outstanding send."""
 
         def pass_on_the_rest(rank: Rank) -> Effects[None]:
-            yield from self.voting.pass_on_the_rest(rank, ballots_of(self.config))
+            return self.voting.pass_on_the_rest(rank, ballots_of(self.config))
 
         return pass_on_the_rest, comparison.conclude, phases.finish
 
@@ -173,16 +173,20 @@ class Loop:
 
 def event_loop_pp(rank: Rank) -> Effects[None]:
     """Run a rank until Shutdown has come down the request chain."""
-    yield from agree_on_start(rank)
+    phase: Phase = agree_on_start  # where the rank stands: reports read it from here
+    yield from phase(rank)
     while True:
         for phase in rank.plan:
-            yield from phase(rank)
+            steps = phase(rank)
+            if steps is not NOTHING:
+                yield from steps
             if rank.stopped:
-                for last in rank.at_end:
-                    yield from last(rank)
+                for phase in rank.at_end:
+                    yield from phase(rank)
                 return
         if rank.checker is not None:
-            yield from comparison.compare(rank)
+            phase = comparison.compare
+            yield from phase(rank)
         rank.journal.flush()
         rank.iteration += 1
 

@@ -1,17 +1,20 @@
 """The steps of an iteration as small generators; their order is the protocol (protocol.md 1.3, 1.5, 1.6).
 
-Each phase takes the rank and yields effects. Loops are lists of phases (``loop.py``). In iteration i a rank visits slot
-j = i mod L, harvests slot n = j+1 (launched L-1 iterations ago), and the last rank releases the output of slot
+Each phase takes the rank and answers the effects that it asks, as a generator; where there is nothing to ask it answers
+``NOTHING``, which spares the loop a generator. Loops are lists of phases (``loop.py``). In iteration i a rank visits
+slot j = i mod L, harvests slot n = j+1 (launched L-1 iterations ago), and the last rank releases the output of slot
 f = j+P (launched ``depth`` iterations ago).
 """
 
 from __future__ import annotations
 
+from ppsim.core.actions import Action
 from ppsim.core.channels import commit_all, shape_error
-from ppsim.core.effects import Decided, Effects, Harvested, act, await_tokens, ingest, launch, reply
+from ppsim.core.effects import NOTHING, AwaitTokens, Decided, Effects, Harvested, Ingest, Launch, Reply, act
 from ppsim.core.errors import ProtocolError
-from ppsim.core.messages import Hidden, Lane, Meta, Output, Shutdown
+from ppsim.core.messages import Hidden, Input, Lane, Meta, Output, Shutdown
 from ppsim.core.rank import Rank
+from ppsim.core.schedule.slots import LaunchedBatch
 from ppsim.core.timeouts import expired
 
 
@@ -25,7 +28,7 @@ def ingest_inputs(rank: Rank) -> Effects[None]:
         if rank.last_vote is not None:
             rank.inputs = ()  # Shutdown was read; what follows only lets the last conclusions arrive
             return
-        rank.inputs = yield from ingest(rank.iteration, is_idle(rank))
+        rank.inputs = yield Ingest(rank.iteration, is_idle(rank))
         if config.has_timeouts:
             rank.inputs += yield from expired(rank)
     else:
@@ -46,49 +49,64 @@ def forward_inputs(rank: Rank) -> Effects[None]:
 
 def commit_inputs(rank: Rank) -> Effects[None]:
     """Wait for the list of the previous iteration: it was taken, and the next rank is at most one iteration behind."""
-    if rank.send_req_work:
-        yield from commit_all(rank.send_req_work)
+    return commit_all(rank.send_req_work) if rank.send_req_work else NOTHING
 
 
 def share_inputs(rank: Rank) -> Effects[None]:
     """Inside the stage: its leader hands the request list, empty or not, to its tensor-parallel replicas."""
-    link = rank.link
-    if link.is_leader:
-        for replica in link.replicas:
-            meta = Meta(link.rank_id, rank.iteration, rank.slot, rank.inputs, Lane.TP)
-            rank.send_req_work.append((yield from link.send(replica, meta)))
+    return send_list(rank, rank.link.replicas, Lane.TP) if rank.link.is_leader else NOTHING
 
 
 def send_inputs(rank: Rank) -> Effects[None]:
     """To the next stage: the request list, empty or not; disaggregation sends it last of all (protocol.md 1.7)."""
     link = rank.link
-    if link.is_leader and not rank.config.is_last:
-        meta = Meta(link.rank_id, rank.iteration, rank.slot, rank.inputs)
-        rank.send_req_work.append((yield from link.send(link.next, meta)))
+    return send_list(rank, (link.next,), Lane.CONTROL) if link.is_leader and not rank.config.is_last else NOTHING
+
+
+def send_list(rank: Rank, dsts: tuple[int, ...], lane: Lane) -> Effects[None]:
+    """The request list of this iteration to other ranks; the sends are waited for in the next one."""
+    link = rank.link
+    for dst in dsts:
+        meta = Meta(link.rank_id, rank.iteration, rank.slot, rank.inputs, lane)
+        rank.send_req_work.append((yield from link.send(dst, meta)))
 
 
 def is_idle(rank: Rank) -> bool:
     """The first rank may wait for input: no request anywhere, and nothing that it still has to pass on."""
-    carries = any(
-        conclusion is not None and (conclusion.good or conclusion.bad) for conclusion in rank.carried.values()
-    )
-    return rank.scheduler.fully_idle and rank.pp_outputs is None and not carries and not rank.flushes
+    if rank.pp_outputs is not None or rank.flushes or not rank.scheduler.fully_idle:
+        return False
+    return not any([c is not None and (c.good or c.bad) for c in rank.carried.values()])
 
 
 def apply_inputs(rank: Rank) -> Effects[None]:
     """Step 3a: process the request list of this iteration."""
-    inputs, config = rank.inputs, rank.config
+    config = rank.config
     if config.has_timeouts and not (config.is_first and rank.link.is_leader):
-        inputs += yield from expired(rank)
+        return apply_with_expired(rank)
+    return apply_list(rank, rank.inputs)
+
+
+def apply_list(rank: Rank, inputs: tuple[Input, ...]) -> Effects[None]:
+    """The scheduler processes them, and may ask something of this rank's surroundings."""
     rank.scheduler.iteration = rank.iteration
     rank.scheduler.apply(inputs)
-    if rank.journal.has_news:
-        yield from ask_environment(rank)
+    return ask_environment(rank) if rank.journal.has_news else NOTHING
+
+
+def apply_with_expired(rank: Rank) -> Effects[None]:
+    """Behind the list what this rank's clock ends: nothing, unless somebody else's rank watches it too."""
+    ended = yield from expired(rank)
+    yield from apply_list(rank, rank.inputs + ended)
 
 
 def ask_environment(rank: Rank) -> Effects[None]:
     """Hand out what the scheduler asked of this rank's surroundings, in order."""
-    for action in rank.journal.take_actions():
+    actions = rank.journal.take_actions()
+    return act_all(actions) if actions else NOTHING
+
+
+def act_all(actions: list[Action]) -> Effects[None]:
+    for action in actions:
         yield from act(action)
 
 
@@ -104,14 +122,16 @@ def schedule(rank: Rank) -> Effects[None]:
 def receive_hidden(rank: Rank) -> Effects[None]:
     """Step 4: activations of this batch from the stage before, if there is a batch."""
     rank.hidden = None
-    if rank.batch is None or rank.config.is_first:
-        return
-    link = rank.link
+    return NOTHING if rank.batch is None or rank.config.is_first else take_hidden(rank, rank.batch)
+
+
+def take_hidden(rank: Rank, batch: LaunchedBatch) -> Effects[None]:
+    """They must have a row for each token of the batch, and the layers of all stages before this one behind them."""
+    link, expected = rank.link, batch.forward.num_tokens
     rank.hidden = yield from link.receive(Hidden, link.prev, Lane.TENSOR, rank.iteration, rank.slot)
-    expected = rank.batch.forward.num_tokens
     if rank.hidden.num_tokens != expected:
         came = rank.hidden.num_tokens
-        at, rids = (link.rank_id, rank.iteration, rank.slot), [r.rid for r in rank.batch.requests]
+        at, rids = (link.rank_id, rank.iteration, rank.slot), [r.rid for r in batch.requests]
         raise shape_error(*at, "hidden states", expected, came, link.prev, "INV-32", rids)
     first = rank.first_layer
     if rank.hidden.num_layers != first:
@@ -128,19 +148,21 @@ def receive_hidden(rank: Rank) -> Effects[None]:
 
 def commit_hidden(rank: Rank) -> Effects[None]:
     """Step 6: the hidden states of the previous iteration must have been taken before the next launch."""
-    if rank.send_proxy_work:
-        yield from commit_all(rank.send_proxy_work)
+    return commit_all(rank.send_proxy_work) if rank.send_proxy_work else NOTHING
 
 
 def launch_batch(rank: Rank) -> Effects[None]:
     """Step 7: start the forward pass; on the last rank its output waits in the queue until it is released."""
     rank.hidden_out = None
-    if rank.batch is None:
-        return
-    forward = rank.batch.forward
-    payload = yield from launch(forward, rank.hidden)
+    return NOTHING if rank.batch is None else launch(rank, rank.batch)
+
+
+def launch(rank: Rank, batch: LaunchedBatch) -> Effects[None]:
+    """What comes of the forward pass."""
+    forward = batch.forward
+    payload = yield Launch(forward, rank.hidden)
     if rank.config.is_last:
-        logprobs = rank.batch.num_logprobs
+        logprobs = batch.num_logprobs
         output = Output(rank.link.rank_id, forward.iteration, forward.slot, len(forward.pieces), payload, logprobs)
         rank.last_rank_comm_queue.append(output)
     else:
@@ -155,14 +177,13 @@ def send_hidden_first(rank: Rank) -> Effects[None]:
     In one in-order communication stream the relay of outputs then waits for the end of the forward pass, and a round
     becomes P (t + h) instead of P t + h (decision 0012). With depth the exchange comes before the launch anyway.
     """
-    if rank.config.hidden_after_launch and rank.config.hidden_before_exchange:
-        yield from _send_hidden(rank)
+    config = rank.config
+    return send_hidden(rank) if config.hidden_after_launch and config.hidden_before_exchange else NOTHING
 
 
 def send_hidden_early(rank: Rank) -> Effects[None]:
     """Variant: hidden states leave before the host waits for the harvest, but behind the output relay."""
-    if rank.config.hidden_after_launch:
-        yield from _send_hidden(rank)
+    return send_hidden(rank) if rank.config.hidden_after_launch else NOTHING
 
 
 def harvest(rank: Rank) -> Effects[None]:
@@ -173,10 +194,14 @@ def harvest(rank: Rank) -> Effects[None]:
 
 def absorb_outputs(rank: Rank) -> Effects[None]:
     """Wait for the tokens of slot n on the host and apply them."""
-    slot = rank.scheduler.slots.to_harvest(rank.iteration)
-    tokens: tuple[int, ...] | None = None
-    if slot.in_flight and rank.received is not None:
-        tokens = yield from await_tokens(rank.received)
+    if rank.received is not None and rank.scheduler.slots.to_harvest(rank.iteration).in_flight:
+        return absorb_tokens(rank, rank.received)
+    rank.scheduler.absorb(rank.iteration, None)
+    return NOTHING
+
+
+def absorb_tokens(rank: Rank, output: Output) -> Effects[None]:
+    tokens: tuple[int, ...] = yield AwaitTokens(output)
     rank.scheduler.absorb(rank.iteration, tokens)
 
 
@@ -195,8 +220,7 @@ def hand_out(rank: Rank) -> Effects[None]:
 
 def send_hidden_late(rank: Rank) -> Effects[None]:
     """Step 10: hidden states leave after the harvest of slot n."""
-    if not rank.config.hidden_after_launch:
-        yield from _send_hidden(rank)
+    return NOTHING if rank.config.hidden_after_launch else send_hidden(rank)
 
 
 def carry_over(rank: Rank) -> Effects[None]:
@@ -206,7 +230,7 @@ def carry_over(rank: Rank) -> Effects[None]:
         if not rank.sweep_had_batch:
             rank.scheduler.on_idle()
         rank.sweep_had_batch = False
-    yield from ()
+    return NOTHING
 
 
 def finish(rank: Rank) -> Effects[None]:
@@ -220,11 +244,20 @@ def send_replies(rank: Rank) -> Effects[None]:
     """Every rank computes the replies; only the first one has a client (protocol.md 7.5)."""
     replies = rank.journal.take_replies()
     if rank.config.is_first and rank.link.is_leader:
-        for message in replies:
-            yield from reply(message)
+        return reply_all(replies)
+    return NOTHING
 
 
-def _send_hidden(rank: Rank) -> Effects[None]:
-    if rank.hidden_out is not None:
-        rank.send_proxy_work.append((yield from rank.link.send(rank.link.next, rank.hidden_out)))
-        rank.hidden_out = None
+def reply_all(replies: list[Reply]) -> Effects[None]:
+    for message in replies:
+        yield message
+
+
+def send_hidden(rank: Rank) -> Effects[None]:
+    """If any are left to send; they are waited for before the next launch."""
+    return NOTHING if rank.hidden_out is None else post_hidden(rank, rank.hidden_out)
+
+
+def post_hidden(rank: Rank, hidden: Hidden) -> Effects[None]:
+    rank.send_proxy_work.append((yield from rank.link.send(rank.link.next, hidden)))
+    rank.hidden_out = None

@@ -90,7 +90,7 @@ class Rank:
     @property
     def first_layer(self) -> int:
         """Number of the layer that this rank's stage begins with: what all stages before it hold (bugs.md B64)."""
-        return sum(self.config.layers[: self.config.pp_rank])
+        return self.config.first_layer
 
     @property
     def watches_timeouts(self) -> bool:

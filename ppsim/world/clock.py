@@ -12,6 +12,7 @@ from simpy import Environment
 from simpy.core import EmptySchedule
 
 from ppsim.world.choices import Choices, SeededChoices
+from ppsim.world.collector import seldom_collected
 
 
 class ChoosingEnvironment(Environment):
@@ -49,8 +50,9 @@ class ChoosingEnvironment(Environment):
 
 def run_until_quiet(env: Environment) -> None:
     """Process events until none is left. SimPy returns silently here even if processes still wait (decision 7)."""
-    while True:
+    with seldom_collected():
         try:
-            env.step()
+            while True:
+                env.step()
         except EmptySchedule:
             return

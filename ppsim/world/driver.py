@@ -16,7 +16,7 @@ from zlib import crc32
 
 from simpy import Environment, Event
 
-from ppsim.check.observers import Observers, phase_of
+from ppsim.check.observers import After, Before, Observers, phase_of
 from ppsim.check.physical import buffer_given_up
 from ppsim.core import effects as fx
 from ppsim.core import observations as obs
@@ -36,7 +36,7 @@ from ppsim.scenario.tree import Scenario
 from ppsim.workload.clients import Sent
 from ppsim.workload.refusals import Refusals
 from ppsim.world.chance import allocated, clock_skew_ms, pauses
-from ppsim.world.network import Parcel
+from ppsim.world.network import CARRIERS, Parcel
 from ppsim.world.no_progress_bound import Bound
 from ppsim.world.run_setting import Setting
 from ppsim.world.streams import Payload, Streams
@@ -70,7 +70,7 @@ class SimulatedRank:
         rank.policy.wall_clock_ns, rank.refusals = self._own_clock, self.refusals.left
         self.tiers = Tiers(self) if setting.scenario.hicache.enabled else None
         self.observers = Observers()
-        self.observers.before(Bound(self).counts)
+        self.bound = Bound(self)
         self.stored: dict[str, list[int | None]] = {}  # statuses that the last look into the store found, by request
         self.effect: fx.Effect | None = None
         self.waits_for: int | None = None  # peer of a blocked effect
@@ -111,10 +111,11 @@ class SimulatedRank:
 
     def _run(self) -> Generator[Event, None, None]:
         reply: Any = None
-        handlers, loop, befores, afters = self.handlers, self.loop, self.observers.befores, self.observers.afters
+        rank, ask, bound, answers = self.rank, self.loop.send, self.bound, self._answers()
+        num_free = counted = -1  # effects that the bound does not ask about, of that iteration
         while True:
             try:
-                effect = loop.send(reply)
+                effect = ask(reply)
             except StopIteration:
                 self.done = True
                 return
@@ -123,23 +124,32 @@ class SimulatedRank:
                     self.setting.running, self.setting.raised = self, error
                 raise
             self.effect = effect
-            if self.pauses and self.rank.iteration >= self.pauses[0].at_iteration:
+            if self.pauses and rank.iteration >= self.pauses[0].at_iteration:
                 yield from self._pause()
-            kind = type(effect)
-            for look in befores[kind]:
+            if num_free > 0 and rank.iteration <= counted:
+                num_free -= 1
+            else:
+                num_free, counted = bound.allows(effect), rank.iteration
+            befores, handler, afters = answers[type(effect)]
+            for look in befores:
                 look(effect)
-            handler = handlers[kind]
             reply = handler(effect)
-            while reply is BLOCKED or reply is BEHIND:
-                if reply is BEHIND:
-                    yield self.env.timeout(self.now - self.env.now)
-                else:
-                    self._wake = Event(self.env)
-                    yield self._wake
-                reply = handler(effect)
-            self.waits_for = None
-            for look_back in afters[kind]:
+            if type(reply) is Pending:
+                while type(reply) is Pending:
+                    if reply is BEHIND:
+                        yield self.env.timeout(self.now - self.env.now)
+                    else:
+                        self._wake = Event(self.env)
+                        yield self._wake
+                    reply = handler(effect)
+                self.waits_for = None
+            for look_back in afters:
                 look_back(effect, reply)
+
+    def _answers(self) -> dict[type[fx.Effect], tuple[Sequence[Before], Callable[[Any], Any], Sequence[After]]]:
+        """For each kind of effect: who looks at it, how it is answered, and who looks at the reply."""
+        befores, afters = self.observers.befores, self.observers.afters
+        return {kind: (befores[kind], handler, afters[kind]) for kind, handler in self.handlers.items()}
 
     def _pause(self) -> Generator[Event, None, None]:
         """Stand still (faults.pauses). The world's time comes to the end of the pause only if nothing else can run."""
@@ -232,7 +242,7 @@ class SimulatedRank:
     def _send(self, effect: fx.Send) -> Any:
         network = self.setting.network
         message = effect.message
-        if isinstance(message, Hidden | Output) and network.links.send == "rendezvous" and not effect.paired:
+        if network.links.send == "rendezvous" and not effect.paired and isinstance(message, CARRIERS):
             return self._send_blocking(effect)
         work = network.post(self.rank_id, effect.dst, message, self.now, self.streams, effect.paired)
         self._wake_receiver(effect.dst, message.lane)
@@ -283,7 +293,7 @@ class SimulatedRank:
     def _arrived(self, parcel: Parcel) -> Hidden | Output:
         source, message = parcel.payload, parcel.message
         assert source is not None
-        assert isinstance(message, Hidden | Output)
+        assert isinstance(message, CARRIERS)
         assert parcel.received_ns is not None
         payload = Payload(parcel.received_ns, source.iteration, source.tokens, rank=source.rank)
         if isinstance(message, Hidden):
@@ -328,15 +338,14 @@ class SimulatedRank:
             raise InvariantViolation(
                 "INV-38", self.rank_id, self.rank.iteration, self.rank.slot, "", "a send is committed twice"
             )
-        mode = network.links.commit
-        lane = parcel.message.lane
-        if mode == "all" or lane is Lane.START or (mode == "requests" and lane is not Lane.TENSOR):
+        if parcel.message.lane in network.awaited:
             if parcel.posted_ns is None:
                 self.waits_for = parcel.dst
                 return BLOCKED
-            self.now = max(self.now, parcel.posted_ns)
-            if network.links.commit_over == "received":
-                self.now = max(self.now, parcel.meta_ns)
+            if parcel.posted_ns > self.now:
+                self.now = parcel.posted_ns
+            if parcel.meta_ns > self.now and network.links.commit_over == "received":
+                self.now = parcel.meta_ns
         if parcel.payload is not None:
             fenced = parcel.payload.is_static and self.streams.fences_commits
             if not parcel.under_way or (fenced and self._must_settle()):
@@ -370,7 +379,8 @@ class SimulatedRank:
             hidden_ready = max(hidden_ready, self.tiers.fence_ns)
         work = [(p.prefix_len, p.new_tokens, p.is_decode) for p in batch.pieces]
         duration = self.cost.batch_ns(self.rank.config.pp_rank, batch.slot, work)
-        jitter = round(duration * self.scenario.host.stage_jitter_percent / 100)
+        jitter_percent = self.scenario.host.stage_jitter_percent
+        jitter = round(duration * jitter_percent / 100) if jitter_percent else 0
         if jitter:
             duration += setting.choices.below(f"stage jitter {self.rank_id}", jitter + 1)
         start = self.streams.launch(self.now, hidden_ready, duration, batch.iteration, batch.slot, graph)
@@ -386,7 +396,7 @@ class SimulatedRank:
         requests = self.rank.scheduler.requests
         sampler = self.setting.sampler
         tokens = tuple(
-            sampler.token(p.rid, len(requests[p.rid].output_ids) + 1) if p.is_last_chunk else 0 for p in batch.pieces
+            [sampler.token(p.rid, len(requests[p.rid].output_ids) + 1) if p.is_last_chunk else 0 for p in batch.pieces]
         )
         if self.rank.link.is_leader:
             self.setting.recording.sampled(batch.iteration, batch.slot, tokens)

@@ -20,6 +20,8 @@ from ppsim.world.streams import Payload, Streams
 
 NS_PER_US = 1000
 Address: TypeAlias = tuple[int, int, Lane]
+CARRIERS = (Hidden, Output)
+"""The messages that carry device data."""
 
 
 @dataclass(slots=True, eq=False)
@@ -64,6 +66,7 @@ class Network:
     byte_ns: tuple[int, int] = field(init=False)
     matched: bool = field(init=False)  # a payload waits until its receive begins on the receiver's stream
     leaves_at_once: bool = field(init=False)  # a payload needs nothing of its receiver
+    awaited: frozenset[Lane] = field(init=False)  # a commit waits until the receiver has asked for the message
 
     def __post_init__(self) -> None:
         links = self.links
@@ -75,6 +78,8 @@ class Network:
         self.byte_ns = (rate.denominator, rate.numerator) if rate else (0, 1)
         self.matched = links.payload == "matched" and not self.comm_overlap
         self.leaves_at_once = links.send == "eager" and not self.matched
+        unawaited = {"all": (), "requests": (Lane.TENSOR,)}.get(links.commit, tuple(Lane))
+        self.awaited = frozenset(lane for lane in Lane if lane is Lane.START or lane not in unawaited)
 
     def post(self, src: int, dst: int, message: Message, host_ns: int, streams: Streams, paired: bool = False) -> int:
         """Put a message on its way at the sender's host time; the reply is its work handle."""
@@ -88,8 +93,7 @@ class Network:
                 meta += self._jitter(src, dst, "check" if lane is Lane.CHECK else "meta")
             # Later than the one before or not: a receiver takes them in order, and its clock does not go back.
             parcel = Parcel(src, dst, message, meta)
-        if lane is Lane.TENSOR:
-            assert isinstance(message, Hidden | Output)
+        if isinstance(message, CARRIERS):
             assert isinstance(message.payload, Payload)
             parcel.payload = message.payload
             parcel.sendable_ns = host_ns

@@ -33,7 +33,7 @@ NUM_TOLD = 1_000  # effects that the report of a full iteration sums up
 
 
 class Bound:
-    """Counts what one rank does. ``counts`` is called with each effect, before the world answers it."""
+    """Counts what one rank does. ``allows`` is asked before the world answers an effect."""
 
     def __init__(self, r: SimulatedSeat) -> None:
         self.r, self.rank = r, r.rank
@@ -42,15 +42,19 @@ class Bound:
         self.is_full = False  # they are used up: what comes now is only looked at for the report
         self.seen: Counter[str] | None = None  # effects by name, where a report may need them
 
-    def counts(self, effect: Effect) -> None:
-        """Raises StopRun at the first effect beyond a bound."""
+    def allows(self, effect: Effect) -> int:
+        """How many effects may follow this one in its iteration before this is asked again: most often all that an
+        iteration may have. Raises StopRun at the first effect beyond a bound."""
         if self.rank.iteration > self.iteration:
             self._begins(effect)
-        self.left -= 1
+        num = self.left
         if self.seen is not None:
             self.seen[type(effect).__name__.lower()] += 1
-        if self.left < 0:
+            num = min(num, 1)
+        self.left -= num
+        if num == 0:
             self._full(effect)
+        return max(num - 1, 0)
 
     def _begins(self, effect: Effect) -> None:
         """A new iteration: is it one that this rank may be in?"""

@@ -48,7 +48,6 @@ from ppsim.world.clock import ChoosingEnvironment, run_until_quiet
 from ppsim.world.driver import BLOCKED, Pending, SimulatedRank
 from ppsim.world.ending import deadlock, first_cause, leftovers
 from ppsim.world.network import Network
-from ppsim.world.no_progress_bound import Bound
 from ppsim.world.pair.sides import DECODE, PREFILL, one_side
 from ppsim.world.replay_judge import Judge, JudgedObservers
 from ppsim.world.run_setting import Setting
@@ -109,7 +108,6 @@ class ReplayedRank(SimulatedRank):
         self.is_at_end = self.is_elsewhere = False
         self.error: Exception | None = None
         self.observers: JudgedObservers = JudgedObservers()
-        self.observers.before(Bound(self).counts)  # not a rule: it keeps a rank from holding the world for ever
         self.begun: set[CopyKey] = set()  # copies between the tiers of its cache that it has asked for
         self.clock_reads: deque[int] = deque(maxlen=MAX_CLOCK_READS)  # what a twin beside it reads again
         if stop is not None and stop.rank == self.rank_id:
