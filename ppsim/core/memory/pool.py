@@ -40,7 +40,15 @@ class FreePages:
         if num_pages == 0:
             return []
         self.num_pages -= num_pages
-        first_new = self.first_new
+        first_new, returned = self.first_new, self.returned
+        if num_pages == 1:  # the next token of a request that decodes
+            if not returned or (first_new < self.end and not self.to_front):
+                self.first_new += 1
+                return [first_new]
+            page = returned[0].pop()
+            if not returned[0]:
+                returned.popleft()
+            return [page]
         pages = self._take_returned(num_pages) if self.to_front or first_new == self.end else []
         num_left = num_pages - len(pages)
         if num_left == 0:
@@ -141,7 +149,9 @@ class Pool:
             refs.append(1)
         elif num_new:
             refs.extend(repeated(1, num_new))
-        if num_new < num_pages:
+        if num_pages == 1:
+            refs[pages[0]] = 1
+        elif num_new < num_pages:
             for part in parts_of(pages):
                 if isinstance(part, range):
                     refs[part.start : part.stop] = repeated(1, len(part))
@@ -241,16 +251,15 @@ def parts_of(pages: Sequence[int]) -> list[range | Sequence[int]]:
 
 
 def run_length(pages: Sequence[int], at: int) -> int:
-    """How many pages from a place on are each one more than the one before, or half of them; 0 where they are few."""
-    first, num_pages, length = pages[at], len(pages) - at, MIN_RUN
-    if num_pages < length or pages[at + length - 1] - first != length - 1:
-        return 0
-    while length < num_pages:
-        longer = min(2 * length, num_pages)
-        if pages[at + longer - 1] - first != longer - 1:
+    """Pages from a place on that are each one more than the one before: more than half of all that are; 0: too few."""
+    length, num_pages, num_new = 0, len(pages) - at, MIN_RUN
+    while 0 < num_new <= num_pages - length:
+        begin, end, first = at + length, at + length + num_new, pages[at] + length
+        if pages[end - 1] != first + num_new - 1 or pages[begin:end] != integers(first, first + num_new):
             break
-        length = longer
-    return length if pages[at : at + length] == integers(first, first + length) else 0
+        length += num_new
+        num_new = min(length, num_pages - length)
+    return length
 
 
 def integers(start: int, stop: int) -> list[int]:

@@ -53,6 +53,8 @@ class Intake:
         self.last_chunk_budget: int | None = None
         self.grammar_queue: list[Request] = []
         self.role: Role = Role(self)
+        self._last_state: tuple[object, ...] = ()  # behind the latest decision, and its digest
+        self._last_digest = ""
         self.refusals_left: dict[str, int] = {}  # by rid: how often its memory is still refused, on all ranks alike
 
     def ask(self, action: Action) -> None:

@@ -234,6 +234,8 @@ class Journal:
     def harvest(self, iteration: int, slot: int, free_tokens: int, evictable_tokens: int) -> Harvest:
         """The record of the iteration. Who ended at rest comes before whom a token ended, and both before whatever
         ended behind the harvest (a release vote, for instance)."""
+        if not self.entries:
+            return Harvest(iteration, slot, None, (), (), (), free_tokens, evictable_tokens)
         harvested: int | None = None
         at_rest: list[str] = []
         by_token: list[str] = []

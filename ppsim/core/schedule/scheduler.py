@@ -18,7 +18,7 @@ from bisect import bisect_right
 
 from ppsim.core.agreed_call import agreed_call
 from ppsim.core.config import RankConfig
-from ppsim.core.digest import state_digest
+from ppsim.core.digest import digest
 from ppsim.core.effects import CLOSED, DEFERRED, Decision, Harvest, Reply
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.schedule.admission import Growth, PrefillAdder, Result, expected_growth, full_growth
@@ -319,7 +319,7 @@ class Scheduler(Intake):
     def _decode_fits(self, running: list[Request]) -> bool:
         """Evict only what is missing for one more token each; whether that was enough (protocol.md 4.5)."""
         page = self.config.page_size
-        need = sum([r.kv_len % page == 0 for r in running])
+        need = len(running) if page == 1 else sum([r.kv_len % page == 0 for r in running])
         self.kv.evict_for(need)
         return need <= self.kv.pool.num_free_pages
 
@@ -355,7 +355,7 @@ class Scheduler(Intake):
 
     def _grow_all(self, running: list[Request]) -> list[Piece[Request]]:
         """One token more for each. SGLang evicts nothing ahead where one of them wants logprobs (kv.py)."""
-        if not any([r.spec.return_logprob for r in running]):
+        if True not in [r.spec.return_logprob for r in running]:
             self.kv.evict_ahead(0, len(running))
         grow, event, pieces = self.kv.grow, Event.LAUNCH_DECODE, []
         for request in running:
@@ -375,22 +375,24 @@ class Scheduler(Intake):
     def _batch(self, slot: Slot, iteration: int, mode: Mode, pieces: list[Piece[Request]]) -> LaunchedBatch:
         """Freeze the batch."""
         config = self.config
-        requests = tuple([piece.kv for piece in pieces])
-        num_logprobs = 0
-        for request in requests:
+        requests, num_tokens, num_logprobs = [], 0, 0
+        for piece in pieces:
+            request = piece.kv
             request.num_inflight += 1
+            requests.append(request)
+            num_tokens += piece.new_tokens
             num_logprobs += request.spec.return_logprob
         forward = ForwardBatch(
             iteration,
             slot.index,
             mode,
             tuple(pieces),
-            sum([piece.new_tokens for piece in pieces]),
+            num_tokens,
             can_run_cuda_graph=config.cuda_graph and mode is Mode.DECODE,
             skip_output_comm=config.skip_pure_chunk_output and mode is Mode.EXTEND and self.may_skip_output(pieces),
         )
         chunked_rid = self.chunked.rid if self.chunked else None
-        batch = LaunchedBatch(forward, requests, chunked_rid, num_logprobs)
+        batch = LaunchedBatch(forward, tuple(requests), chunked_rid, num_logprobs)
         self.journal.add(Launched(batch))
         return batch
 
@@ -488,16 +490,31 @@ class Scheduler(Intake):
 
     def _decision(self, iteration: int, slot: Slot, batch: LaunchedBatch | None, stall: str) -> Decision:
         pieces = () if batch is None else tuple([(p.rid, p.prefix_len, p.new_tokens) for p in batch.forward.pieces])
-        chunked = self.chunked.rid if self.chunked else None
-        kv, tree = self.kv, self.kv.tree
-        waiting, grammar, running = names_of(self.waiting), names_of(self.grammar_queue), names_of(slot.running)
-        numbers = (kv.pool.free_tokens, tree.evictable_tokens, tree.clock, tree.num_nodes, len(kv.free_rows))
-        state = state_digest(
-            waiting, grammar, self.role.key(), running, slot.batch_is_full, *numbers, self.ratio.key()
-        )
         mode = "empty" if batch is None else batch.forward.mode.value
-        retracted = tuple([entry.rid for entry in self.journal.of(Retracted)])
-        return Decision(iteration, slot.index, mode, pieces, retracted, chunked, state, stall)
+        state = self._state(slot)
+        if state != self._last_state:  # that of an idle rank stays as it is
+            self._last_state, self._last_digest = state, digest(*state)
+        entries, chunked = self.journal.entries, self.chunked
+        retracted = tuple([e.rid for e in entries if isinstance(e, Retracted)]) if entries else ()
+        chunked_rid = chunked.spec.rid if chunked is not None else None
+        return Decision(iteration, slot.index, mode, pieces, retracted, chunked_rid, self._last_digest, stall)
+
+    def _state(self, slot: Slot) -> tuple[object, ...]:
+        """What the digest of a decision covers."""
+        kv, tree, waiting, grammar, running = self.kv, self.kv.tree, self.waiting, self.grammar_queue, slot.running
+        return (
+            [r.spec.rid for r in waiting] if waiting else [],
+            [r.spec.rid for r in grammar] if grammar else [],
+            self.role.key(),
+            [r.spec.rid for r in running] if running else [],
+            slot.batch_is_full,
+            kv.pool.free_tokens,
+            tree.evictable_tokens,
+            tree.clock,
+            tree.num_nodes,
+            len(kv.free_rows),
+            self.ratio.key(),
+        )
 
 
 def names_of(requests: list[Request]) -> tuple[str, ...]:
