@@ -113,6 +113,7 @@ class Sampler:
         self.stop_after = {a.request.rid: a.stop_after for a in workload.arrivals if a.stop_after}
         self.recorded = recorded or {}
         self.forgets = workload.coming is not None  # requests are made on the way, each with an id of its own
+        self.begun: dict[str, int] = {}  # by request: the checksum as far as its id goes
 
     def noting(self, arrivals: Iterator[Arrival]) -> Iterator[Arrival]:
         """Requests that are made on the way, each known here before anybody else has it."""
@@ -123,15 +124,19 @@ class Sampler:
 
     def ended(self, rid: str) -> None:
         """Nobody asks for a token of it any more."""
+        self.begun.pop(rid, None)
         if self.forgets:
             self.stop_after.pop(rid, None)
 
     def token(self, rid: str, position: int) -> int:
         """The ``position``-th output token of a request, from 1."""
-        tokens = self.recorded.get(rid)
-        if tokens is not None and position <= len(tokens):
-            return tokens[position - 1]
-        if self.stop_after.get(rid) == position:
+        if self.recorded:
+            tokens = self.recorded.get(rid, ())
+            if position <= len(tokens):
+                return tokens[position - 1]
+        if self.stop_after and self.stop_after.get(rid) == position:
             return EOS_TOKEN_ID
-        drawn = FIRST_TOKEN_ID + crc32(f"{rid}/{position}".encode(), self.seed & 0xFFFFFFFF) % self.span
-        return min(drawn, self.span + FIRST_TOKEN_ID - 1)
+        begun = self.begun.get(rid)
+        if begun is None:
+            begun = self.begun[rid] = crc32(f"{rid}/".encode(), self.seed & 0xFFFFFFFF)
+        return FIRST_TOKEN_ID + crc32(b"%d" % position, begun) % self.span
