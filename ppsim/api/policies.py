@@ -43,7 +43,7 @@ class Changes:
 
     def origin(self) -> Origin:
         """What a recording says it was made with: classes by module and name, so that a replay can find them."""
-        from ppsim.fuzz.repro import digest_of_file, ppsim_version
+        from ppsim.recording.origin import digest_of_file, ppsim_version
         from ppsim.recording.schema import Origin
 
         classes = (f"{cls.__module__}:{cls.__qualname__}" for cls in self.policies)

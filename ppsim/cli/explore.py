@@ -58,9 +58,9 @@ def explore(
     from ppsim.fuzz.experiment import Terms
     from ppsim.fuzz.explore import chosen, parse_bounds
     from ppsim.fuzz.explore import explore as run_all
-    from ppsim.fuzz.repro import digest_of_file
     from ppsim.fuzz.unfinished import read_unfinished
     from ppsim.plugin import load
+    from ppsim.recording.origin import digest_of_file
     from ppsim.scenario.expect_judged import without_expect
 
     expecting = scenario_of(scenario, None, None, overrides)

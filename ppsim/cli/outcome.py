@@ -102,7 +102,7 @@ def stopped(setting: Setting, folder: RunFolder, why: str, code: int, rank: int 
 
 def origin_of(plugin: str | None) -> Origin:
     """What a run of this command line is made with, besides its scenario."""
-    from ppsim.fuzz.repro import digest_of_file, ppsim_version
+    from ppsim.recording.origin import digest_of_file, ppsim_version
     from ppsim.recording.schema import Origin
 
     return Origin(ppsim_version(), (), plugin, digest_of_file(plugin))

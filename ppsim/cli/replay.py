@@ -77,7 +77,8 @@ def replay(
     from ppsim.fuzz.campaign import run_twice, terms_of
     from ppsim.fuzz.emit import regression_test
     from ppsim.fuzz.experiment import Terms
-    from ppsim.fuzz.repro import digest_of_file, load, ppsim_version
+    from ppsim.fuzz.repro import load
+    from ppsim.recording.origin import digest_of_file, ppsim_version
 
     check_seconds("--max-seconds", max_seconds)
     repro = load(file)

@@ -121,8 +121,8 @@ def scenario_beside(run: str, recorded: Recording) -> Scenario:
 def change_of(recorded: Recording, scenario: Scenario, plugin: str | None) -> Change:
     """Bugs, classes and plug-in of the run. Raises UsageError for a plug-in that is another one, or is missing."""
     from ppsim.cli.options import plugin_of
-    from ppsim.fuzz.repro import digest_of_file
     from ppsim.plugin import load
+    from ppsim.recording.origin import digest_of_file
 
     origin = recorded.origin
     if plugin is not None and origin.plugin is None:
@@ -140,7 +140,7 @@ def change_of(recorded: Recording, scenario: Scenario, plugin: str | None) -> Ch
 
 
 def tell_of_version(recorded: Recording) -> None:
-    from ppsim.fuzz.repro import ppsim_version
+    from ppsim.recording.origin import ppsim_version
 
     version = recorded.origin.version
     if version and version != ppsim_version():

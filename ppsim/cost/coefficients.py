@@ -10,14 +10,19 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from ppsim.cost.stage import QuadraticCost
 from ppsim.errors import ScenarioError
+from ppsim.later import later
 
-Floats = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats: TypeAlias = npt.NDArray[np.float64]
+else:
+    np = later("numpy")
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,16 +9,21 @@ import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from ppsim.cost.coefficients import Coefficients
 from ppsim.cost.recurrence import free_running, makespan, pad, slot_window, stage_times
 from ppsim.cost.sglang_chunks import ALIGN_TOKENS, ChunkPredictor
 from ppsim.errors import ScenarioError
+from ppsim.later import later
 
-Floats = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats: TypeAlias = npt.NDArray[np.float64]
+else:
+    np = later("numpy")
 
 
 @dataclass(frozen=True, slots=True)

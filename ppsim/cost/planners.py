@@ -21,16 +21,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from ppsim.cost.coefficients import Coefficients
 from ppsim.cost.plan import Pipeline, Plan, check_length, fixed, from_sizes, treat_tail
 from ppsim.cost.sglang_chunks import ALIGN_TOKENS
 from ppsim.errors import ScenarioError
+from ppsim.later import later
 
-Floats = npt.NDArray[np.float64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats: TypeAlias = npt.NDArray[np.float64]
+else:
+    np = later("numpy")
 
 MIN_UNITS = 24
 NUM_BEATS = 48

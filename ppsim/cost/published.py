@@ -27,6 +27,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import cache
 from importlib.resources import files
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -34,12 +35,14 @@ from ppsim.cost.config_json import load_model
 from ppsim.cost.gpu import load_gpu
 from ppsim.cost.partition import even_partition
 from ppsim.cost.plan import Plan, fixed, sglang
-from ppsim.cost.recurrence import Floats
 from ppsim.cost.roofline import Rates, RooflineCost
 from ppsim.cost.sglang_chunks import ChunkPredictor, fit_profile, profile_lengths
 from ppsim.cost.slot_loop import HostAndLink, slot_loop
 from ppsim.cost.stage import StageCost
 from ppsim.errors import ScenarioError
+
+if TYPE_CHECKING:
+    from ppsim.cost.recurrence import Floats
 
 NS_PER_S = 1e9
 NS_PER_MS = 1e6

@@ -20,13 +20,19 @@ at its end, which changes nothing before it; ``num_chunks`` says where each one 
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from ppsim.errors import ScenarioError
+from ppsim.later import later
 
-Floats = npt.NDArray[np.float64]
-Ints = npt.NDArray[np.int64]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    Floats: TypeAlias = npt.NDArray[np.float64]
+    Ints: TypeAlias = npt.NDArray[np.int64]
+else:
+    np = later("numpy")
 
 
 def stage_times(chunk_times: npt.ArrayLike, shares: npt.ArrayLike) -> Floats:

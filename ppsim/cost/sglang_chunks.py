@@ -16,10 +16,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from ppsim.errors import ScenarioError
+from ppsim.later import later
+
+if TYPE_CHECKING:
+    import numpy as np
+else:
+    np = later("numpy")
 
 NUM_PROFILE_POINTS = 128
 MIN_FIT_POINTS = 8

@@ -18,14 +18,21 @@ Times are floats in any one unit. ``slot_loop`` takes arrays (..., chunks, stage
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
-
-from ppsim.cost.recurrence import Floats, Ints
 from ppsim.errors import ScenarioError
+from ppsim.later import later
 
-Bools = npt.NDArray[np.bool_]
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
+    from ppsim.cost.recurrence import Floats, Ints
+
+    Bools: TypeAlias = npt.NDArray[np.bool_]
+else:
+    np = later("numpy")
+
 BY_CONFIG = (  # arrays whose last axis is the configurations
     *("cpu", "gpu", "wire", "fence", "list_sent", "meta_asked", "meta_sent", "end"),
     *("hidden_sent", "hidden_at", "hidden_in", "output_at", "output_meta", "output_sent", "output_asked"),

@@ -9,8 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from ppsim.fuzz.experiment import USUAL, Experiment, Outcome, Signature, Terms, 
 from ppsim.parsing import decoded, parse_json
 from ppsim.plugin import Loaded
 from ppsim.plugin import load as load_change
+from ppsim.recording.origin import digest_of_file, ppsim_version
 
 FORMAT = 1
 
@@ -47,19 +46,6 @@ class Repro:
     def again(self, outcome: Outcome) -> bool:
         """Whether a run is the saved one, bit for bit."""
         return outcome.signature == self.signature and outcome.digest == self.digest
-
-
-def digest_of_file(path: str | None) -> str | None:
-    """Of a plug-in; None where there is none."""
-    return blake2b(Path(path).read_bytes(), digest_size=8).hexdigest() if path and Path(path).is_file() else None
-
-
-def ppsim_version() -> str:
-    """The installed version, for the file."""
-    try:
-        return version("ppsim")
-    except PackageNotFoundError:
-        return "unknown"
 
 
 def save(path: Path, repro: Repro) -> None:

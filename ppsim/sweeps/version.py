@@ -11,7 +11,7 @@ from hashlib import blake2b
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
-from ppsim.fuzz.repro import ppsim_version
+from ppsim.recording.origin import ppsim_version
 
 RUNS_WITH = ("check", "core", "cost", "data", "plugin", "recording", "scenario", "sweeps", "workload", "world")
 

@@ -18,12 +18,24 @@ A request's own content, which nobody shares, has a negative id; ids of traces a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
-
-import numpy as np
-import numpy.typing as npt
+from struct import pack
+from typing import TYPE_CHECKING
 
 from ppsim.core.tokens import TokenBytes
+from ppsim.later import later
+
+if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+else:
+    np = later("numpy")
+
+FEW_TOKENS = 1024
+"""Of a prompt: so many are made without numpy where nothing has loaded it yet; the tokens are the same."""
+
+MASK_32, MASK_64 = 2**32 - 1, 2**64 - 1
 
 NUM_SPECIAL_IDS = 4
 """Token ids 0..3 are left to padding, begin, end and unknown, unless the vocabulary is smaller than twice that."""
@@ -40,10 +52,41 @@ def prompt_tokens(block_ids: Sequence[int], block_tokens: int, length: int, voca
     Ids must lie in [-2**63, 2**63), ``vocab_size`` in [1, 2**32).
     """
     num_named = min(len(block_ids), -(-length // block_tokens))
-    named = block_rows(block_ids[:num_named], min(block_tokens, length), vocab_size).reshape(-1)[:length]
-    if len(named) == length:
-        return named.tobytes()
-    return named.tobytes() + block_rows([own_id], length - len(named), vocab_size).tobytes()
+    named = block_bytes(block_ids[:num_named], min(block_tokens, length), vocab_size)[: 4 * length]
+    if len(named) == 4 * length:
+        return named
+    return named + block_bytes([own_id], length - len(named) // 4, vocab_size)
+
+
+def block_bytes(block_ids: Sequence[int], num_tokens: int, vocab_size: int) -> TokenBytes:
+    """The first ``num_tokens`` (at least 1) tokens of each block, one block after the other."""
+    if len(block_ids) * num_tokens <= FEW_TOKENS and "numpy" not in sys.modules:
+        tokens = [token for block in block_ids for token in block_row(block, num_tokens, vocab_size)]
+        return pack(f"<{len(tokens)}I", *tokens)
+    return block_rows(block_ids, num_tokens, vocab_size).tobytes()
+
+
+def block_row(block_id: int, num_tokens: int, vocab_size: int) -> list[int]:
+    """A row of ``block_rows`` by Python's own integers: loading numpy takes longer than a few short prompts do."""
+    lowest = NUM_SPECIAL_IDS if vocab_size >= 2 * NUM_SPECIAL_IDS else 0
+    usable = vocab_size - lowest
+    place, rounds = block_id % usable, block_id // usable
+    row = [mixed(block_id, offset) % usable for offset in range(num_tokens)]
+    row[0] = place
+    if num_tokens > 1:
+        row[1] = (mixed(place, 1) % usable + rounds % usable) % usable
+    return [lowest + token for token in row]
+
+
+def mixed(block_id: int, offset: int) -> int:
+    """``mix`` of one id and one offset."""
+    key = block_id & MASK_64
+    key = ((key ^ key >> 30) * 0xBF58476D1CE4E5B9) & MASK_64
+    key = ((key ^ key >> 27) * 0x94D049BB133111EB) & MASK_64
+    cell = ((key >> 32) + offset * 0x9E3779B1) & MASK_32
+    cell = ((cell ^ cell >> 16) * 0x85EBCA6B) & MASK_32
+    cell = ((cell ^ cell >> 13) * 0xC2B2AE35) & MASK_32
+    return cell ^ cell >> 16
 
 
 def block_rows(block_ids: Sequence[int], num_tokens: int, vocab_size: int) -> npt.NDArray[np.uint32]:

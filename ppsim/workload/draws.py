@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from functools import cached_property
 from statistics import NormalDist
+from typing import TYPE_CHECKING
 from zlib import crc32
 
-from numpy.random import PCG64, SeedSequence
-
 from ppsim.scenario.workload_keys import Length
+
+if TYPE_CHECKING:
+    from numpy.random import PCG64
 
 NS_PER_S = 1_000_000_000
 NEVER = 2.0**53
@@ -24,7 +27,14 @@ class Stream:
     """The stream ``name`` of ``seed``."""
 
     def __init__(self, seed: int, name: str) -> None:
-        self.bits = PCG64(SeedSequence([seed, crc32(name.encode())]))
+        self.seed, self.name = seed, name
+
+    @cached_property
+    def bits(self) -> PCG64:
+        """Made with the first draw: a workload that draws nothing does without numpy, a good part of a start."""
+        from numpy.random import PCG64, SeedSequence
+
+        return PCG64(SeedSequence([self.seed, crc32(self.name.encode())]))
 
     def uniform(self) -> float:
         """In the open interval (0, 1); all values are exact multiples of 2**-53."""

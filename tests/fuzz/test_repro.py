@@ -16,8 +16,9 @@ from ppsim.errors import UsageError
 from ppsim.fuzz.campaign import Finding, run_campaign
 from ppsim.fuzz.emit import WIDTH, literal, regression_test, tape_lines
 from ppsim.fuzz.experiment import Experiment, run_experiment, tape_of
-from ppsim.fuzz.repro import Repro, load, parse, ppsim_version, save
+from ppsim.fuzz.repro import Repro, load, parse, save
 from ppsim.fuzz.round import Order
+from ppsim.recording.origin import ppsim_version
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -42,6 +42,23 @@ def test_the_entry_point_loads_nothing_heavy(tmp_path: Path) -> None:
     assert not loaded & {*HEAVY, "numpy", "simpy", "pydantic", "rich"}
 
 
+def test_a_short_run_starts_without_numpy_and_without_the_other_commands(tmp_path: Path) -> None:
+    """Each of them costs a good part of what ``ppsim run unit`` takes."""
+    call = "import sys; sys.argv = ['ppsim', 'run', '{}']\nfrom ppsim.cli.entry import main\ntry: main()\n"
+    probe = call + "except SystemExit: pass\nprint(*sorted(sys.modules), file=sys.stderr)"
+    loaded = {}
+    for scenario in ("unit", "tiny"):
+        done = subprocess.run(
+            [sys.executable, "-c", probe.format(scenario)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        )
+        loaded[scenario] = set(done.stderr.splitlines()[-1].split())
+    commands = {name for name in loaded["unit"] if name.startswith("ppsim.cli.")}
+    assert "ppsim.cli.run" in commands
+    assert not commands & {f"ppsim.cli.{name}" for name in ("tune", "fuzz", "plot", "sweep", "listing", "replay")}
+    assert "ppsim.world.simulate" in loaded["unit"]
+    assert not loaded["unit"] & {"numpy", "ppsim.fuzz.experiment", "ppsim.report.charts"}
+
+
 def test_a_whole_run_never_loads_torch(tmp_path: Path) -> None:
     run = "import sys\nfrom ppsim.cli.entry import app\napp(['run', 'tiny', '--json'], standalone_mode=False)"
     loaded = imported(run, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 
 import numpy as np
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from ppsim.core.tokens import common_prefix, count, unpack
-from ppsim.workload.content import block_rows, own_block, prompt_tokens
+from ppsim.workload.content import FEW_TOKENS, block_row, block_rows, own_block, prompt_tokens
 
 MASK32, MASK64 = 2**32 - 1, 2**64 - 1
 
@@ -103,3 +104,19 @@ def test_a_prompt_does_not_depend_on_how_much_of_a_block_is_asked_for() -> None:
 
 def test_a_huge_block_is_not_built_for_a_short_prompt() -> None:
     assert count(prompt_tokens([1], 2**40, 10, 1000, own_block(0))) == 10
+
+
+@settings(max_examples=200, deadline=None)
+@given(block=blocks, num_tokens=st.integers(1, 40), vocab_size=st.one_of(st.integers(1, 12), st.integers(1, 2**32 - 1)))
+def test_a_short_row_is_the_same_without_numpy(block: int, num_tokens: int, vocab_size: int) -> None:
+    row = block_row(block, num_tokens, vocab_size)
+    assert row == [token_by_hand(block, offset, vocab_size) for offset in range(num_tokens)]
+    assert row == block_rows([block], num_tokens, vocab_size)[0].tolist()
+
+
+@pytest.mark.parametrize("length", [1, 7, 700, FEW_TOKENS, FEW_TOKENS + 1, 3000])
+def test_a_prompt_is_the_same_whether_numpy_is_loaded_or_not(length: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_numpy = prompt_tokens((5, 9), 300, length, 32000, own_block(2))
+    with monkeypatch.context() as patch:
+        patch.delitem(sys.modules, "numpy")
+        assert prompt_tokens((5, 9), 300, length, 32000, own_block(2)) == with_numpy
