@@ -25,6 +25,8 @@ from ppsim.scenario.layers import hidden_bytes_per_token
 from ppsim.scenario.rank import rule_set
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
+from ppsim.world.choices import SeededChoices
+from ppsim.world.network import Network
 
 BLOCK_CELLS = 8192  # configurations x stages: enough to hide numpy's overhead, few enough to stay in the cache
 NS_PER_US = 1e3
@@ -156,15 +158,17 @@ def stream_figures(
 
 def surroundings(s: Scenario) -> Surroundings:
     """Hosts and links of a scenario in the units of the fast path."""
-    links, host = s.links, s.host
-    control_us = links.latency_us if links.control_latency_us is None else links.control_latency_us
+    links, host, hidden_bytes = s.links, s.host, hidden_bytes_per_token(s)
+    network = Network(links, SeededChoices(s.seed), hidden_bytes, s.cluster.comm_overlap)  # for its numbers alone
+    byte_ns, per_bytes = network.byte_ns
     return Surroundings(
         schedule_ns=float(round(host.schedule_us * NS_PER_US)),
         process_ns=float(round(host.process_us * NS_PER_US)),
-        latency_ns=float(round(links.latency_us * NS_PER_US)),
-        control_latency_ns=float(round(control_us * NS_PER_US)),
-        byte_ns=1.0 / links.bandwidth_gb_per_s if links.bandwidth_gb_per_s else 0.0,
-        hidden_bytes=hidden_bytes_per_token(s),
+        latency_ns=float(network.latency_ns),
+        control_latency_ns=float(network.control_latency_ns),
+        byte_ns=float(byte_ns),
+        per_bytes=float(per_bytes),
+        hidden_bytes=hidden_bytes,
         poll_ns=float(round(host.idle_poll_us * NS_PER_US)),
         commit=links.commit,
         after_harvest=s.scheduler.hidden_send == "after_harvest",
