@@ -2,8 +2,8 @@
 
 A batch is described by features that add up over its pieces, so that a batch can be filled piece by piece with a
 different content in every configuration. Features are (num_features, configurations), times (stages, configurations)
-in whole nanoseconds. Equal to ``StageCost.batch_ns`` of each configuration, but for 2 ns of a roofline as its sums stand
-in another order; that is a property test.
+in whole nanoseconds. Equal to ``StageCost.batch_ns`` of each configuration (of a roofline within 2 ns, as its sums
+stand in another order); that is a property test.
 """
 
 from __future__ import annotations

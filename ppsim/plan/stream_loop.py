@@ -30,8 +30,8 @@ BY_CONFIG = ("index", "last_launch", "busy", "ttft", "last_reply", "num_ended") 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What hosts and links add, in nanoseconds; ``per_bytes`` bytes occupy a link for ``byte_ns`` (whole numbers, so that
-    the end of a payload is exact). The same for all configurations, but ``byte_ns`` may be an array over them."""
+    """What hosts and links add, in nanoseconds; ``per_bytes`` bytes occupy a link for ``byte_ns`` (whole numbers, so
+    that the end of a payload is exact). The same for all configurations, but ``byte_ns`` may be an array over them."""
 
     schedule_ns: float = 0.0
     process_ns: float = 0.0
