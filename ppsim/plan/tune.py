@@ -28,7 +28,8 @@ CONTEXT_MARGIN_TOKENS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked for. ``num_gpus`` None: as many as the scenario uses; ``max_cp`` 0: any."""
+    """What is asked for. ``num_gpus`` None: as many as the scenario uses; ``max_cp`` 0: any; ``fast``: whether one rank
+    stands for all where the best are simulated, None: where it can."""
 
     objective: str = "ttft"
     num_gpus: int | None = None
@@ -36,6 +37,7 @@ class Wish:
     prompt: int | None = None
     num_requests: int = NUM_REQUESTS
     max_cp: int = 0
+    fast: bool | None = None
 
 
 class TuningCut(KeyboardInterrupt):
@@ -77,7 +79,7 @@ def searched(s: Scenario, wish: Wish, search: Search, made_room: list[str]) -> T
             f"a larger depth than {shallow.pp_async_batch_depth} would gain {100 * gain:.2g} %: not recommended below "
             f"{100 * DEPTH_TOLERANCE:g} %, because it holds every output back"
         )
-    judge(search, found)
+    judge(search, found, wish.fast)
     winner = found.best.candidate
     assert winner is not None
     found.changes = around.changes(search, winner)
@@ -105,11 +107,11 @@ def refuse_made_up_costs(s: Scenario) -> None:
     )
 
 
-def judge(search: Search, found: Tuning) -> None:
+def judge(search: Search, found: Tuning, fast: bool | None = None) -> None:
     """Run winner and runner-up in the event simulation; where the two differ in order, it has the last word."""
     first = [row for row in (found.best, found.runner_up) if row is not None]
     objective = search.probe.objective
-    figures = {id(row): simulated(search, row) for row in first}
+    figures = {id(row): simulated(search, row, fast) for row in first}
     first.sort(key=lambda row: score_of(objective, figures[id(row)]))  # stable: equals stay as they are
     if first[0] is not found.best:
         found.table.remove(first[0])
@@ -119,7 +121,7 @@ def judge(search: Search, found: Tuning) -> None:
     plain = found.best_without_cp
     if plain is not None and plain not in first:
         first.append(plain)
-        figures[id(plain)] = simulated(search, plain)
+        figures[id(plain)] = simulated(search, plain, fast)
         names.append("best without cp")
     s = search.scenario
     for name, row in zip(names if len(first) > 1 else names[:1], first):
@@ -127,11 +129,11 @@ def judge(search: Search, found: Tuning) -> None:
         found.judged.append(Judged(name, row, figures[id(row)], *launch_line(s, row.candidate)))
 
 
-def simulated(search: Search, row: Row) -> Figures:
-    """A row in the event simulation."""
+def simulated(search: Search, row: Row, fast: bool | None) -> Figures:
+    """A row in simulation."""
     assert row.candidate is not None
     pool = search.fast.pool(row.split, row.candidate.layer_partition)
-    return rerun(search.scenario, row.candidate, search.probe, pool)
+    return rerun(search.scenario, row.candidate, search.probe, pool, fast)
 
 
 def tuned_scenario(s: Scenario, candidate: Candidate) -> Scenario:
