@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ppsim.errors import EXIT_LIVENESS, PpsimError
 from ppsim.plan import grid
 from ppsim.plan.candidate import Candidate, with_candidate, with_probe
 from ppsim.plan.evaluate import Figures
@@ -34,8 +35,8 @@ class Drawn:
     rate_per_s: float | None
 
 
-def drawn(seed: int) -> Drawn:
-    """A random one: a dense model of 12 layers on 2 to 4 GPUs, prompts of up to 700 tokens."""
+def drawn(seed: int, **more: Any) -> Drawn:
+    """A random one: a dense model of 12 layers on 2 to 4 GPUs, prompts of up to 700 tokens. ``a__b=c``: the key a.b."""
     draw = Random(seed)
     pp_size, tp_size = draw.choice([(2, 1), (3, 1), (4, 1), (2, 2)])
     prompts = [draw.randint(40, 700) for _ in range(draw.randint(2, 5))]
@@ -69,7 +70,7 @@ def drawn(seed: int) -> Drawn:
         "workload.requests": [{"rid": f"R{n}", "prompt": length, "output": 1} for n, length in enumerate(prompts)],
     }
     raw: dict[str, Any] = {}
-    for key, value in keys.items():
+    for key, value in {**keys, **{k.replace("__", "."): v for k, v in more.items()}}.items():
         put(raw, key, value)
     rate = draw.choice([50.0, 200.0, 1000.0]) if objective == "ttft_at_rate" else None
     return Drawn(validate(raw), objective, rate)  # type: ignore[arg-type]
@@ -119,3 +120,53 @@ def test_the_winner_is_the_best_of_the_whole_grid(seed: int, monkeypatch: pytest
     for c, fast, slow in zip(every, search.fast.figures(every), simulated):
         assert fast.ttft_s == pytest.approx(slow.ttft_s, rel=1e-12), c
         assert fast.input_tokens_per_s == pytest.approx(slow.input_tokens_per_s, rel=1e-12), c
+
+
+@pytest.mark.parametrize(
+    ("seed", "key"),
+    [(1, "latency_on_stream"), (30, "skip_pure_chunked_output_comm")],
+)
+def test_what_the_search_leaves_out_is_in_the_simulation_of_its_ten_best(
+    seed: int, key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one rival alone the winners are 4 % behind the best of the grid."""
+    monkeypatch.setattr(grid, "SMOOTH_FACTORS", FACTORS)
+    monkeypatch.setattr(grid, "DEPTHS", DEPTHS)
+    more = {
+        "latency_on_stream": {"links__latency_on_stream": True, "links__latency_us": 300.0},
+        "skip_pure_chunked_output_comm": {"scheduler__skip_pure_chunked_output_comm": True},
+    }
+    case = drawn(seed, **more[key])
+    s, cluster = case.scenario, case.scenario.cluster
+    found = tune(s, Wish(case.objective, num_requests=4, max_cp=1))
+    search = Search(s, found.probe, cluster.pp_size * cluster.tp_size, max_cp=1)
+    best = min(score_of(case.objective, by_one_rank(s, search, c)) for c in whole_grid(search))
+    assert score_of(case.objective, found.judged[0].simulated) <= best * (1.0 + DEPTH_TOLERANCE)
+    assert any(note.startswith("the event simulation prefers number ") for note in found.notes)
+    assert any(key in note and note.endswith("of its 10 best has them") for note in found.notes)
+
+
+def test_what_ends_in_a_deadlock_is_not_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Payloads that wait for their receiver, without communication overlap: every pipeline stands still in a ring."""
+    monkeypatch.setattr(grid, "SMOOTH_FACTORS", FACTORS)
+    monkeypatch.setattr(grid, "DEPTHS", DEPTHS)
+    case = drawn(27, links__payload="matched", cluster__comm_overlap=False)
+    found = tune(case.scenario, Wish(case.objective, num_requests=4, max_cp=1))
+    assert found.best.split.pp_size == 1
+    assert found.judged[0].row is found.best
+    assert all("deadlock" not in j.row.why_not for j in found.judged)
+    stuck = [row for row in found.table if "deadlock" in row.why_not]
+    assert len(stuck) > 1
+    assert all(row.candidate is not None and row.split.pp_size > 1 for row in stuck)
+    assert found.table[-len(stuck) :] == stuck
+    assert sum("deadlock" in note for note in found.notes) == len(stuck)
+
+
+def test_where_nothing_passes_the_tuning_ends_with_that_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, without a price of tensor parallelism: there is no other split."""
+    monkeypatch.setattr(grid, "SMOOTH_FACTORS", FACTORS)
+    monkeypatch.setattr(grid, "DEPTHS", DEPTHS)
+    case = drawn(27, links__payload="matched", cluster__comm_overlap=False, cost__tp_comm_ms_per_token=0.0)
+    with pytest.raises(PpsimError, match=r"INV-40 .* deadlock") as caught:
+        tune(case.scenario, Wish(case.objective, num_requests=4, max_cp=1))
+    assert caught.value.exit_code == EXIT_LIVENESS
