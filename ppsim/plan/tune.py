@@ -163,9 +163,9 @@ class Ran:
         pool = search.fast.pool(row.split, row.candidate.layer_partition)
         try:
             self.figures[row] = rerun(search.scenario, row.candidate, search.probe, pool, self.fast)
-        except UsageError:
-            raise
         except PpsimError as error:
+            if self.fast and isinstance(error, UsageError):  # asked for, and not possible
+                raise
             self.errors.append(error)
             self.figures[row] = None
             why = str(error).partition("\n")[0]

@@ -125,7 +125,7 @@ def of_the_feed(case: Case) -> list[list[Visit]]:
     limits = Limits(
         float(case.page_size),
         float(case.max_prefill_tokens),
-        float(case.max_rows),
+        np.full(n, float(case.max_rows)),
         np.full(n, float(pieces)),
         np.array(case.pools, dtype=np.float64),
         case.reopen,
