@@ -91,6 +91,7 @@ def tune(
     prompt_tokens: int | None = None,
     num_prompts: int = NUM_REQUESTS,
     max_cp_size: int = 0,
+    fast: bool | None = None,
     **keys: Any,
 ) -> Tuned:
     """The best split, chunk, smooth factor, depth and layers, as ``ppsim tune`` finds them.
@@ -98,7 +99,8 @@ def tune(
     ``scenario`` and ``keys`` as for ``load``. ``objective``: ttft, throughput, or ttft_at_rate, which needs
     ``at_rate_per_s`` or a rate of the workload. ``num_gpus``: None, as many as the scenario has. ``prompt_tokens``
     replaces the workload's lengths; ``num_prompts`` of throughput and ttft_at_rate. ``max_cp_size`` 0: any.
-    Raises UsageError or ScenarioError for what cannot be, PpsimError if a run of the best fails.
+    ``fast``: as for ``simulate``, of the runs of the best. Raises UsageError or ScenarioError for what cannot be,
+    PpsimError if a run of the best fails.
     """
     if at_rate_per_s is not None and objective not in (None, "ttft_at_rate"):
         raise UsageError(f"at_rate_per_s: belongs to objective 'ttft_at_rate', not to {objective!r}")
@@ -106,7 +108,8 @@ def tune(
         raise UsageError(f"max_cp_size {max_cp_size}: expected 0 (any) or more")
     aim = objective or ("ttft" if at_rate_per_s is None else "ttft_at_rate")
     loaded = without_expect(load(scenario, **keys))
-    return Tuned(loaded, search(loaded, Wish(aim, num_gpus, at_rate_per_s, prompt_tokens, num_prompts, max_cp_size)))
+    wish = Wish(aim, num_gpus, at_rate_per_s, prompt_tokens, num_prompts, max_cp_size, fast)
+    return Tuned(loaded, search(loaded, wish))
 
 
 # --- compare -------------------------------------------------------------------------------------------------------

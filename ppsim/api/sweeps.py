@@ -19,7 +19,7 @@ from ppsim.sweeps.folder import SweepFolder
 from ppsim.sweeps.one import PASS
 from ppsim.sweeps.order import content_digest, prepared
 from ppsim.sweeps.points import SCENARIO, Keys, points_of
-from ppsim.sweeps.sweep import Runner, Sweep, changed_ranks, num_cpus, run_sweep
+from ppsim.sweeps.sweep import Runner, Sweep, changed_ranks, num_cpus, refusing, run_sweep
 from ppsim.sweeps.table import table_of
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def sweep(
     ray: str | None = None,
     max_s: float = 3600.0,
     out: str | os.PathLike[str] | None = None,
+    fast: bool | None = None,
     **keys: Any,
 ) -> Swept:
     """Run every combination of ``grid``, as ``ppsim sweep``: key -> values. Returns a table; no point raises.
@@ -90,7 +91,8 @@ def sweep(
     ``scenario``: as for ``load``, or a list of them. ``points``: a list of keys instead of, or beside, the grid. Keys
     may be short, as for ``load``; ``keys`` are alike in all points. ``num_jobs``: processes, None: as many as CPUs, 0:
     none, all points here. ``ray``: the address of a cluster instead. ``max_s``: seconds of a point on your clock.
-    ``out``: a folder that keeps every finished point; those that it has are not run again.
+    ``out``: a folder that keeps every finished point; those that it has are not run again. ``fast``: as for
+    ``simulate``; True refuses the points that one rank cannot stand for.
 
     The table is a function of the arguments, whatever ``num_jobs``. Raises UsageError or ScenarioError where none of
     the points could be run, KeyboardInterrupt at Ctrl-C (``out`` keeps what is finished).
@@ -109,11 +111,11 @@ def sweep(
         return load(named.get(name, name), **dict(fixed), **dict(given))
 
     digest = content_digest(Path(change.plugin)) if change.plugin is not None else ""
-    changed_by = json.dumps([[cls.__qualname__ for cls in change.policies], digest])
+    changed_by = json.dumps([[cls.__qualname__ for cls in change.policies], digest, *refusing(fast)])
     if change.policies and out is not None:
         raise UsageError("policy: what a class does cannot be kept beside out; write it into a file and give that")
     order = prepared(points_of(list(named), axes, listed), one, changed_by)
-    runner = Runner(changed_ranks(change.plugin, change.policies), max_s)
+    runner = Runner(changed_ranks(change.plugin, change.policies), max_s, fast=fast)
     folder = None if out is None else SweepFolder(order.points[0].scenario, os.fspath(out))
     wanted = num_cpus() if num_jobs is None else num_jobs
     done = run_sweep(order, runner, num_jobs=min(wanted, len(order.points)), ray_address=ray, folder=folder)

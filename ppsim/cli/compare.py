@@ -10,7 +10,7 @@ import typer
 
 from ppsim.cli.compare_decode import NAMES, decode_dict, decode_text, link_title, nodes_dict
 from ppsim.cli.guard import EXIT_INTERRUPTED, guarded, place, say
-from ppsim.cli.options import GpuOption, JsonOption, KvCacheOption, tell_notes
+from ppsim.cli.options import FastOption, GpuOption, JsonOption, KvCacheOption, tell_notes
 
 if TYPE_CHECKING:
     from ppsim.plan.compare import Comparison, Standing
@@ -77,6 +77,7 @@ def compare(
         float | None, typer.Option("--speedup", help="Print the link at which TP has this speed-up over the base.")
     ] = None,
     kv_cache_dtype: KvCacheOption = "auto",
+    fast: FastOption = None,
     as_json: JsonOption = False,
     output: Annotated[
         str | None, typer.Option("-o", "--output", metavar="FILE.png", callback=place, help="Draw the picture here.")
@@ -84,6 +85,7 @@ def compare(
 ) -> int:
     """PP against TP against CP at equal GPUs: TTFT, throughput, efficiency, crossover bandwidths; decode, too."""
     from ppsim.cli.progress import ProgressBar
+    from ppsim.errors import UsageError
     from ppsim.plan.compare import Question
     from ppsim.plan.compare import compare as run
     from ppsim.plan.compare_links import Overheads
@@ -92,6 +94,8 @@ def compare(
         from ppsim.report.canvas import checked_path
 
         checked_path(Path(output))  # before anything is computed
+    if fast is not None and not serve:
+        raise UsageError(f"{'--fast' if fast else '--no-fast'}: nothing is simulated without --serve")
     asked = Question(
         model=model,
         gpu=gpu,
@@ -111,7 +115,7 @@ def compare(
         kv_cache_dtype=kv_cache_dtype,
     )
     with ProgressBar(f"comparing on {gpus} x {gpu}", "ways of decode" if serve else "") as progress:
-        found = run(asked, progress)
+        found = run(asked, progress, fast)
     tell_notes(asked.shape())
     if output is not None:
         from ppsim.report.crossover import plot_crossovers

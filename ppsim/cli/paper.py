@@ -8,21 +8,21 @@ from typing import Annotated
 import typer
 
 from ppsim.cli.guard import guarded
-from ppsim.cli.options import JsonOption
+from ppsim.cli.options import FastOption, JsonOption
 from ppsim.errors import UsageError
 
 MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print the page docs/results/paper.md.")]
 
 
 @guarded
-def paper(as_json: JsonOption = False, as_markdown: MarkdownOption = False) -> int:
+def paper(as_json: JsonOption = False, as_markdown: MarkdownOption = False, fast: FastOption = None) -> int:
     """Run the published configurations and print the published figures beside ours."""
     from ppsim.studies.paper import PaperRuns, fitted_efficiency, paper_table
     from ppsim.studies.paper_page import markdown
 
     if as_json and as_markdown:
         raise UsageError("--json and --markdown exclude each other")
-    runs = PaperRuns(fitted_efficiency())
+    runs = PaperRuns(fitted_efficiency(fast), fast=fast)
     rows = paper_table(runs)
     if as_markdown:
         print(markdown(runs, rows), end="")

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ppsim.cli.guard import guarded, say
-from ppsim.cli.options import JsonOption
+from ppsim.cli.options import FastOption, JsonOption
 from ppsim.errors import UsageError
 
 KeysArg = Annotated[list[str] | None, typer.Argument(metavar="[PNN]...", help="Which ones. Default: all.")]
@@ -18,7 +18,11 @@ MarkdownOption = Annotated[bool, typer.Option("--markdown", help="Print the page
 
 @guarded
 def questions(
-    keys: KeysArg = None, as_json: JsonOption = False, listed: ListOption = False, as_markdown: MarkdownOption = False
+    keys: KeysArg = None,
+    as_json: JsonOption = False,
+    listed: ListOption = False,
+    as_markdown: MarkdownOption = False,
+    fast: FastOption = None,
 ) -> int:
     """Answer questions that users asked in public: reported figures beside ours."""
     from ppsim.studies.questions import QUESTIONS, Runs, question
@@ -26,12 +30,14 @@ def questions(
 
     if as_json and as_markdown:
         raise UsageError("--json and --markdown exclude each other")
+    if listed and fast is not None:
+        raise UsageError(f"{'--fast' if fast else '--no-fast'}: --list runs nothing")
     asked = [question(key) for key in keys] if keys else list(QUESTIONS.values())
     if listed:
         rows = [{"question": q.key, "asked": q.asked, "source": q.source, "scenario": q.scenario} for q in asked]
         print(json.dumps(rows) if as_json else "\n".join(f"{q.key}  {q.asked}" for q in asked))
         return 0
-    runs = Runs()
+    runs = Runs(fast)
     answers = []
     for q in asked:
         if not (as_json or as_markdown):

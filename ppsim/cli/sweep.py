@@ -14,6 +14,7 @@ from ppsim.cli.guard import EXIT_INTERRUPTED, give_up, guarded, say
 from ppsim.cli.options import (
     BugOption,
     ColumnOption,
+    FastOption,
     JsonOption,
     OutOption,
     PluginOption,
@@ -71,6 +72,7 @@ def sweep(
     ] = 3600.0,
     parquet: Annotated[bool, typer.Option("--parquet", help="Also write table.parquet (needs pyarrow).")] = False,
     out: OutOption = None,
+    fast: FastOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Run a scenario at many values of its keys: one table (CSV), one picture. With --out it goes on where it ended.
@@ -91,7 +93,7 @@ def sweep(
     if parquet:
         load_pyarrow()  # a long sweep should not end in a table that cannot be written
     fixed = fixed_keys(seed, trace, columns, skip_bad_lines)
-    order, runner = what_to_run(scenarios or [], overrides or [], points, fixed, bugs or [], plugin, max_seconds)
+    order, runner = what_to_run(scenarios or [], overrides or [], points, fixed, bugs or [], plugin, max_seconds, fast)
     check_picture(order, x, y or [])
     if order.num_unjudged:
         say("note: ppsim sweep judges no [expect] (ppsim run and ppsim exec do)")
@@ -149,6 +151,7 @@ def what_to_run(
     bugs: list[str],
     plugin: str | None,
     max_s: float,
+    fast: bool | None,
 ) -> tuple[Order, Runner]:
     """All points as whole scenarios, and what runs one. Raises UsageError."""
     from copy import deepcopy
@@ -158,18 +161,18 @@ def what_to_run(
     from ppsim.scenario.load import read_scenario, scenario_with
     from ppsim.sweeps.order import content_digest, prepared
     from ppsim.sweeps.points import parse_grid, points_of, read_points
-    from ppsim.sweeps.sweep import Runner, changed_ranks
+    from ppsim.sweeps.sweep import Runner, changed_ranks, refusing
 
     module = plugin_of(plugin)
     load(bugs, module)  # an unknown name is told here
     listed = read_points(points) if points is not None else []
     chosen = points_of(scenarios, parse_grid(overrides), listed)
     raw = cache(read_scenario)
-    changed_by = json.dumps([bugs, content_digest(Path(plugin)) if plugin is not None else ""])
+    changed_by = json.dumps([bugs, content_digest(Path(plugin)) if plugin is not None else "", *refusing(fast)])
     order = prepared(
         chosen, lambda name, keys: scenario_with(deepcopy(raw(name)), [*fixed, *keys], tuple(bugs)), changed_by
     )
-    return order, Runner(changed_ranks(plugin), max_s, give_up)
+    return order, Runner(changed_ranks(plugin), max_s, give_up, fast)
 
 
 def check_picture(order: Order, x: str | None, y: list[str]) -> None:

@@ -11,6 +11,7 @@ import typer
 from ppsim.cli.guard import EXIT_INTERRUPTED, Interrupted, guarded, place, say
 from ppsim.cli.options import (
     ColumnOption,
+    FastOption,
     JsonOption,
     ScenarioArg,
     SetOption,
@@ -70,6 +71,7 @@ def tune(
         str | None,
         typer.Option("--out", metavar="DIR", callback=place, help="Default: runs/tune-NAME-N, N the next free."),
     ] = None,
+    fast: FastOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Search splits and chunks, re-run the best in the event simulation, print what they are worth."""
@@ -89,7 +91,7 @@ def tune(
     loaded = without_expect(expecting)
     with ProgressBar(f"tuning {loaded.name}", "configurations") as progress:
         try:
-            found = search(loaded, Wish(aim, gpus, rate, prompt, requests, max_cp), progress)
+            found = search(loaded, Wish(aim, gpus, rate, prompt, requests, max_cp, fast), progress)
         except TuningCut as cut:
             return interrupted(loaded, cut, aim, out, as_json)
     tell_unjudged(expecting, "tune")

@@ -128,7 +128,6 @@ def split_map(search: Search, winner: Candidate) -> HeatMap:
     tables = {(split.pp_size, split.tp_size): split for split in search.splits()}
     pps, tps = (sorted({place[i] for place in tables}) for i in (0, 1))
     figures = {place: search.known[best[split]] for place, split in tables.items() if split in best}
-    top = best_place(search, figures)
     return HeatMap(
         title=f"all ways to split {search.num_gpus} GPUs, each at its best",
         row_name="pipeline stages (pp_size)",
@@ -138,7 +137,7 @@ def split_map(search: Search, winner: Candidate) -> HeatMap:
         values=tuple(tuple(split_value(search, tables, figures, (pp, tp)) for tp in tps) for pp in pps),
         unit=unit_of(search),
         lower_is_better=search.probe.objective != "throughput",
-        best=(pps.index(top[0]), tps.index(top[1])),
+        best=(pps.index(winner.split.pp_size), tps.index(winner.split.tp_size)),
         blank=f"{search.num_gpus} GPUs cannot be split so",
         labels=tuple(tuple(cp_label(tables.get((pp, tp))) for tp in tps) for pp in pps),
     )
@@ -163,10 +162,6 @@ def split_words(split: Split) -> str:
     cp = f" x {split.cp_size} context-parallel ranks" if split.cp_size > 1 else ""
     stages = "1 stage" if split.pp_size == 1 else f"{split.pp_size} stages"
     return f"{stages} of {split.tp_size} GPU{'s' * (split.tp_size > 1)}{cp}"
-
-
-def best_place(search: Search, figures: dict[tuple[int, int], Figures]) -> tuple[int, int]:
-    return min(figures, key=lambda place: (score_of(search.probe.objective, figures[place]), place))
 
 
 def shown(search: Search, figures: Figures | None) -> float | None:

@@ -2,7 +2,8 @@
 
 A batch is described by features that add up over its pieces, so that a batch can be filled piece by piece with a
 different content in every configuration. Features are (num_features, configurations), times (stages, configurations)
-in whole nanoseconds. Equal to ``StageCost.batch_ns`` of each configuration; that is a property test.
+in whole nanoseconds. Equal to ``StageCost.batch_ns`` of each configuration (of a roofline within 2 ns, as its sums
+stand in another order); that is a property test.
 """
 
 from __future__ import annotations
@@ -248,7 +249,8 @@ class QuadraticArrays:
         c_ms = one.c_ms if one.c_once == "piece" else np.where(is_first, one.c_ms, 0.0)
         attention = one.a_ms * (2.0 * prefix * new + new * new)
         c_ms = c_ms + np.where(prefix_len == 0.0, one.first_ms, 0.0)  # of the chunk, not of a rank's share
-        piece_ms = c_ms + one.gamma_ms * prefix + one.b_ms * new + attention
+        # Summed in the order of ``pieces_ns``: in another one the last bit may round to another nanosecond.
+        piece_ms = c_ms + (one.gamma_ms * prefix + one.b_ms * new + attention)
         return np.stack([np.maximum(one.floor_ms, piece_ms), new, new_tokens])
 
     def stage_ns(self, features: Floats) -> Floats:

@@ -12,7 +12,7 @@ from typing import Any
 from ppsim.cost.partition import even_partition
 from ppsim.plan.trial_load import Probe
 from ppsim.scenario.layers import partition_of
-from ppsim.scenario.tree import Disaggregation, Faults, Observations, Run, Scenario, Timeouts
+from ppsim.scenario.tree import Chance, Disaggregation, Faults, Observations, Run, Scenario, Timeouts
 
 DEFAULT_FACTOR = 0.75  # SGLang's smooth factor where none is given
 
@@ -129,6 +129,7 @@ def with_probe(s: Scenario, probe: Probe) -> Scenario:
             "observations": Observations(),
             "timeouts": Timeouts(),
             "faults": Faults(),
+            "chance": Chance(),
             "run": Run(),
             "bugs": (),
         }

@@ -61,11 +61,11 @@ class Comparison:
     is_cut: bool = False  # Ctrl-C: decode has the ways that were simulated before it
 
 
-def compare(q: Question, progress: Progress | None = None) -> Comparison:
+def compare(q: Question, progress: Progress | None = None, fast: bool | None = None) -> Comparison:
     """Standings, curves and crossovers. Raises UsageError or ScenarioError for what cannot be.
 
     ``progress`` is called with the ways of decode that are done, and how many there are. Ctrl-C meanwhile ends it with
-    what there is.
+    what there is. ``fast``: whether one rank stands for all in the runs of ``Decode.num_served``; None: where it can.
     """
     field_ = Field(q)
     asked = q.link_gb_per_s or q.nic_gb_per_s or field_.known_links()
@@ -84,7 +84,7 @@ def compare(q: Question, progress: Progress | None = None) -> Comparison:
         joint=field_.joint,
     )
     if q.decode is not None:
-        found.decode = compare_decode(field_, asked, progress)
+        found.decode = compare_decode(field_, asked, progress, fast)
         found.is_cut = found.decode.is_cut
     if q.speedup is not None and "tp" in field_.ways:
         base, wanted = field_.base.input_tokens_per_s, q.speedup

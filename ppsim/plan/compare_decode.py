@@ -73,7 +73,9 @@ class DecodeComparison:
     is_cut: bool = False  # Ctrl-C: what was not simulated any more says so
 
 
-def compare_decode(field_: Field, links: Sequence[float], progress: Progress | None = None) -> DecodeComparison:
+def compare_decode(
+    field_: Field, links: Sequence[float], progress: Progress | None = None, fast: bool | None = None
+) -> DecodeComparison:
     """Everything about decode. Raises PpsimError if a simulated run does not pass.
 
     Only the simulated benchmark takes long. Ctrl-C ends it: the formulas of all ways are there all the same.
@@ -85,7 +87,7 @@ def compare_decode(field_: Field, links: Sequence[float], progress: Progress | N
         if progress is not None:
             progress(done, total)
         try:
-            found = standing(field_, way, split, gb_per_s, base, simulates=not is_cut)
+            found = standing(field_, way, split, gb_per_s, base, simulates=not is_cut, fast=fast)
         except KeyboardInterrupt:
             is_cut = True
             found = standing(field_, way, split, gb_per_s, base, simulates=False)
@@ -110,6 +112,7 @@ def standing(
     base: DecodeStanding | None,
     *,
     simulates: bool = True,
+    fast: bool | None = None,
 ) -> DecodeStanding:
     """Steady state, memory and, if asked, the simulated benchmark of one way."""
     asked = field_.decode_asked
@@ -122,7 +125,7 @@ def standing(
     if asked.num_served and num_fit != 0 and not simulates:
         why_not = "interrupted before it was simulated"
     elif asked.num_served and num_fit != 0:
-        served = serve(serving_scenario(field_, split, gb_per_s))
+        served = serve(serving_scenario(field_, split, gb_per_s), fast)
     elif asked.num_served:
         why_not = "no request fits into the memory"
     speedup = rate / base.output_tokens_per_s if base else 1.0
@@ -217,10 +220,10 @@ def serving_scenario(field_: Field, split: Split, gb_per_s: float | None) -> Sce
     return validate(raw)
 
 
-def serve(scenario: Scenario) -> Served:
-    """Simulate it. Raises PpsimError if the run does not pass."""
+def serve(scenario: Scenario, fast: bool | None = None) -> Served:
+    """Simulate it, ``fast`` as for ``simulate``. Raises PpsimError if the run does not pass."""
     check_scenario(scenario)
-    result = simulate(scenario, fast=None)
+    result = simulate(scenario, fast=fast)
     if result.verdict.kind != "pass":
         error = PpsimError(f"{scenario.name}: the event simulation does not pass: {result.verdict.message}")
         error.exit_code = result.verdict.exit_code

@@ -144,7 +144,7 @@ class Field:
         costs = [self.cost(split, b) for b in known]
         index = np.array([known[b] for b, _ in rows], dtype=np.int64)
         many = np.ones(len(rows))
-        limits = Limits(float(PAGE_SIZE), 16384.0, 4096.0, 4096.0 * many, float(PLENTY_TOKENS) * many)
+        limits = Limits(float(PAGE_SIZE), 16384.0, 4096.0 * many, 4096.0 * many, float(PLENTY_TOKENS) * many)
         hop_ns = {b: 1e9 * self.joint.hop_s_per_byte(split.tp_size, b) for b in known}
         byte_ns = np.array([hop_ns[b] for b, _ in rows]) if split.pp_size > 1 else 0.0
         around = Surroundings(byte_ns=byte_ns, hidden_bytes=self.hidden_bytes)

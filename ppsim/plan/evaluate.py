@@ -12,6 +12,7 @@ from time import process_time
 
 import numpy as np
 
+from ppsim.core.config import RankConfig
 from ppsim.cost.sglang_chunks import ChunkFit, ChunkPredictor, fit_profile, profile_lengths
 from ppsim.cost.stage import NS_PER_MS, StageCost
 from ppsim.plan.array_cost import ArrayCost, array_cost
@@ -22,11 +23,14 @@ from ppsim.plan.prompt_feed import Limits, PromptFeed
 from ppsim.plan.stream_loop import StreamLoop, Surroundings
 from ppsim.plan.trial_load import Probe
 from ppsim.scenario.layers import hidden_bytes_per_token
-from ppsim.scenario.rank import rule_set
+from ppsim.scenario.rank import rank_config, rule_set
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
+from ppsim.world.choices import SeededChoices
+from ppsim.world.network import Network
 
 BLOCK_CELLS = 8192  # configurations x stages: enough to hide numpy's overhead, few enough to stay in the cache
+FEW_TOKENS = 64  # prompts of so small a vocabulary begin alike now and then, and are found in the cache
 NS_PER_US = 1e3
 NS_PER_S = 1e9
 
@@ -49,6 +53,7 @@ class FastPath:
     costs: dict[tuple[Split, tuple[int, ...]], StageCost] = field(default_factory=dict)
     pools: dict[tuple[Split, tuple[int, ...]], int] = field(default_factory=dict)
     fits: dict[tuple[Split, tuple[int, ...], int], ChunkFit] = field(default_factory=dict)
+    configs: dict[tuple[Split, tuple[int, ...]], RankConfig] = field(default_factory=dict)
     num_evaluated: int = 0
     cpu_s: float = 0.0  # of one core, for the report alone
 
@@ -110,22 +115,26 @@ class FastPath:
         shape = (candidates[0].split.pp_size, candidates[0].pp_async_batch_depth)
         return stream_figures(cost, rule, self._limits(candidates), self.probe, surroundings(self.scenario), *shape)
 
+    def config(self, split: Split, partition: tuple[int, ...]) -> RankConfig:
+        """What the ranks of a split are started with, but for its chunks."""
+        key = (split, partition)
+        if key not in self.configs:
+            self.configs[key] = rank_config(placed(self.scenario, split, partition), 0)
+        return self.configs[key]
+
     def _limits(self, candidates: Sequence[Candidate]) -> Limits:
-        s = self.scenario.scheduler
-        pieces, pools = [], []
-        for c in candidates:
-            in_slot = s.pp_max_micro_batch_size or max(s.max_running_requests // c.split.pp_size, 1)
-            pieces.append(min(in_slot, s.prefill_max_requests or in_slot))
-            pools.append(self.pool(c.split, c.layer_partition) // s.page_size * s.page_size)
-        rules = rule_set(s)
+        configs = [self.config(c.split, c.layer_partition) for c in candidates]
+        one, page = configs[0], configs[0].page_size
+        pieces = [min(c.max_micro_batch_size, c.prefill_max_requests or c.max_micro_batch_size) for c in configs]
+        pools = [self.pool(c.split, c.layer_partition) // page * page for c in candidates]
         return Limits(
-            float(s.page_size),
-            float(s.max_prefill_tokens),
-            float(s.max_running_requests),
+            float(page),
+            float(one.max_prefill_tokens),
+            np.array([c.max_running_requests for c in configs], dtype=np.float64),
             np.array(pieces, dtype=np.float64),
             np.array(pools, dtype=np.float64),
-            reopen_empty_slots=rules["reopen_empty_slots"],
-            chunk_counts_as_row=rules["chunk_counts_as_row"],
+            reopen_empty_slots=one.reopen_empty_slots,
+            chunk_counts_as_row=one.chunk_counts_as_row,
         )
 
 
@@ -156,15 +165,17 @@ def stream_figures(
 
 def surroundings(s: Scenario) -> Surroundings:
     """Hosts and links of a scenario in the units of the fast path."""
-    links, host = s.links, s.host
-    control_us = links.latency_us if links.control_latency_us is None else links.control_latency_us
+    links, host, hidden_bytes = s.links, s.host, hidden_bytes_per_token(s)
+    network = Network(links, SeededChoices(s.seed), hidden_bytes, s.cluster.comm_overlap)  # for its numbers alone
+    byte_ns, per_bytes = network.byte_ns
     return Surroundings(
         schedule_ns=float(round(host.schedule_us * NS_PER_US)),
         process_ns=float(round(host.process_us * NS_PER_US)),
-        latency_ns=float(round(links.latency_us * NS_PER_US)),
-        control_latency_ns=float(round(control_us * NS_PER_US)),
-        byte_ns=1.0 / links.bandwidth_gb_per_s if links.bandwidth_gb_per_s else 0.0,
-        hidden_bytes=hidden_bytes_per_token(s),
+        latency_ns=float(network.latency_ns),
+        control_latency_ns=float(network.control_latency_ns),
+        byte_ns=float(byte_ns),
+        per_bytes=float(per_bytes),
+        hidden_bytes=hidden_bytes,
         poll_ns=float(round(host.idle_poll_us * NS_PER_US)),
         commit=links.commit,
         after_harvest=s.scheduler.hidden_send == "after_harvest",
@@ -188,10 +199,12 @@ def not_in_fast_path(s: Scenario) -> tuple[str, ...]:
         "links.order": s.links.order == "none",
         "links.latency_on_stream": s.links.latency_on_stream and s.links.latency_us > 0,
         "host.stage_jitter_percent": s.host.stage_jitter_percent > 0,
+        "scheduler.exchange_order": s.scheduler.exchange_order != "send_first",
         "scheduler.skip_pure_chunked_output_comm": s.scheduler.skip_pure_chunked_output_comm,
         "scheduler.prefill_decode_interval": s.scheduler.prefill_decode_interval > 0
         and rule_set(s.scheduler)["defer_empty_visits"],
         "scheduler.max_consecutive_chunks": s.scheduler.max_consecutive_chunks > 0,
         "scheduler.reserve_decode": s.scheduler.reserve_decode != "slot",
+        "model.vocab_size": s.model.vocab_size < FEW_TOKENS and not s.scheduler.disable_radix_cache,  # equal prompts
     }
     return tuple(key for key, matters in found.items() if matters)

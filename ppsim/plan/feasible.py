@@ -14,7 +14,7 @@ from ppsim.errors import ScenarioError
 from ppsim.plan.candidate import Candidate, Split, with_candidate
 from ppsim.scenario.gpu import memory_gb
 from ppsim.scenario.layers import known_shape, num_heads, num_layers
-from ppsim.scenario.rank import given_pool, gpu_capacity, held_tokens, state_pool
+from ppsim.scenario.rank import given_pool, gpu_capacity, held_tokens, running_limit, state_pool
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
 
@@ -58,6 +58,7 @@ def why_not(s: Scenario, split: Split, partition: tuple[int, ...], need_tokens: 
         check_partition(partition, num_layers(s), split.pp_size)
         stage_cost(placed(s, split, partition))
         capacity_of(s, split, partition).require(need_tokens)
+        running_limit(placed(s, split, partition))
     except ScenarioError as error:
         return f"{error.problem} ({error.hint})" if error.hint else error.problem
     return ""

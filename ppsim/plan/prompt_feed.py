@@ -35,13 +35,14 @@ ONE_OUTPUT_TOKEN = 1.0
 @dataclass(frozen=True, slots=True)
 class Limits:
     """One entry a configuration. ``max_rows`` requests in all, ``max_pieces`` in a batch, ``pool_tokens`` of KV.
+    ``ppsim.scenario.rank`` says what they are.
 
     ``page_size`` and the rules are the same in all: they belong to the engine, not to the search.
     """
 
     page_size: float
     max_prefill_tokens: float
-    max_rows: float
+    max_rows: Floats
     max_pieces: Floats
     pool_tokens: Floats
     reopen_empty_slots: bool = False
@@ -49,7 +50,8 @@ class Limits:
 
     def take(self, index: Ints) -> Limits:
         """The same for some of the configurations."""
-        return replace(self, max_pieces=self.max_pieces[index], pool_tokens=self.pool_tokens[index])
+        names = ("max_rows", "max_pieces", "pool_tokens")
+        return replace(self, **{name: getattr(self, name)[index] for name in names})
 
 
 @dataclass(slots=True)

@@ -1,4 +1,5 @@
-"""A configuration in the event simulation, with the real scheduler: the judge of the fast path."""
+"""A configuration in simulation, with the real scheduler: the judge of the fast path. One rank stands for all of them
+where it can (docs/fast.md)."""
 
 from __future__ import annotations
 
@@ -12,16 +13,16 @@ from ppsim.scenario.tree import Scenario
 from ppsim.world import simulate
 
 
-def rerun(s: Scenario, candidate: Candidate, probe: Probe, pool_tokens: int) -> Figures:
-    """Figures of one simulated run. Raises PpsimError if the run does not pass."""
+def rerun(s: Scenario, candidate: Candidate, probe: Probe, pool_tokens: int, fast: bool | None = None) -> Figures:
+    """Figures of one simulated run, ``fast`` as for ``simulate``. Raises PpsimError if the run does not pass."""
     scenario = with_probe(with_candidate(s, candidate, pool_tokens), probe)
     check_scenario(scenario)
-    return figures_of(scenario)
+    return figures_of(scenario, fast)
 
 
-def figures_of(scenario: Scenario) -> Figures:
+def figures_of(scenario: Scenario, fast: bool | None = None) -> Figures:
     """Simulate, and read the summary. Raises PpsimError with the verdict's exit code if the run does not pass."""
-    result = simulate(scenario, fast=None)
+    result = simulate(scenario, fast=fast)
     if result.verdict.kind != "pass":
         error = PpsimError(f"{scenario.name}: the event simulation does not pass: {result.verdict.message}")
         error.exit_code = result.verdict.exit_code

@@ -30,14 +30,15 @@ BY_CONFIG = ("index", "last_launch", "busy", "ttft", "last_reply", "num_ended") 
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What hosts and links add; nanoseconds, ``byte_ns`` a byte. The same for all configurations, but for ``byte_ns``,
-    which may be an array over them."""
+    """What hosts and links add, in nanoseconds; ``per_bytes`` bytes occupy a link for ``byte_ns`` (whole numbers, so
+    that the end of a payload is exact). The same for all configurations, but ``byte_ns`` may be an array over them."""
 
     schedule_ns: float = 0.0
     process_ns: float = 0.0
     latency_ns: float = 0.0
     control_latency_ns: float = 0.0
     byte_ns: float | Floats = 0.0
+    per_bytes: float = 1.0
     hidden_bytes: int = 0
     poll_ns: float = 0.0
     commit: str = "all"
@@ -45,6 +46,10 @@ class Surroundings:
     comm_overlap: bool = False
     one_stream: bool = True  # a rank's sends and receives stand behind each other, else sends only
     free_empty_visit: bool = False
+
+    def occupies_ns(self, num_bytes: Floats) -> Floats:
+        """How long payloads take on a link, rounded up, as ``Network.occupies_ns`` of the simulation."""
+        return np.asarray(np.ceil(num_bytes * self.byte_ns / self.per_bytes))
 
     def host_and_link(self) -> HostAndLink:
         """Likewise, without what depends on the bytes of a batch."""
@@ -145,8 +150,8 @@ class StreamLoop:
         self.busy += batch.mask * times.sum(axis=0)
         hidden = output = feed.nothing
         if self.pays_bytes:
-            hidden = np.ceil(batch.tokens * self.around.hidden_bytes * self.around.byte_ns)
-            output = np.ceil(batch.rows * OUTPUT_BYTES * self.around.byte_ns)
+            hidden = self.around.occupies_ns(batch.tokens * self.around.hidden_bytes)
+            output = self.around.occupies_ns(batch.rows * OUTPUT_BYTES)
         ring.launch(i, batch.mask, times, hidden, output)
 
     def _wait_for_input(self, i: int) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from ppsim.errors import ScenarioError
+from ppsim.errors import PpsimError, ScenarioError, UsageError
 from ppsim.plan import around
 from ppsim.plan.candidate import Candidate, with_candidate
 from ppsim.plan.evaluate import Figures, not_in_fast_path
@@ -24,11 +24,13 @@ from ppsim.sglang.launch import to_launch_line
 from ppsim.sglang.scenario import ALLOWS_LONGER, is_set
 
 CONTEXT_MARGIN_TOKENS = 4096
+NUM_RIVALS = 9  # simulated beside the best row where the search leaves something out
 
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What is asked for. ``num_gpus`` None: as many as the scenario uses; ``max_cp`` 0: any."""
+    """What is asked for. ``num_gpus`` None: as many as the scenario uses; ``max_cp`` 0: any; ``fast``: whether one rank
+    stands for all where the best are simulated, None: where it can."""
 
     objective: str = "ttft"
     num_gpus: int | None = None
@@ -36,6 +38,7 @@ class Wish:
     prompt: int | None = None
     num_requests: int = NUM_REQUESTS
     max_cp: int = 0
+    fast: bool | None = None
 
 
 class TuningCut(KeyboardInterrupt):
@@ -77,7 +80,7 @@ def searched(s: Scenario, wish: Wish, search: Search, made_room: list[str]) -> T
             f"a larger depth than {shallow.pp_async_batch_depth} would gain {100 * gain:.2g} %: not recommended below "
             f"{100 * DEPTH_TOLERANCE:g} %, because it holds every output back"
         )
-    judge(search, found)
+    judge(search, found, wish.fast)
     winner = found.best.candidate
     assert winner is not None
     found.changes = around.changes(search, winner)
@@ -105,33 +108,77 @@ def refuse_made_up_costs(s: Scenario) -> None:
     )
 
 
-def judge(search: Search, found: Tuning) -> None:
-    """Run winner and runner-up in the event simulation; where the two differ in order, it has the last word."""
-    first = [row for row in (found.best, found.runner_up) if row is not None]
-    objective = search.probe.objective
-    figures = {id(row): simulated(search, row) for row in first}
-    first.sort(key=lambda row: score_of(objective, figures[id(row)]))  # stable: equals stay as they are
-    if first[0] is not found.best:
-        found.table.remove(first[0])
-        found.table.insert(0, first[0])
-        found.notes.append("the event simulation prefers the runner-up of the search: it is the winner now")
-    names = ["winner", "runner-up"]
+def judge(search: Search, found: Tuning, fast: bool | None = None) -> None:
+    """Run the winner and its rivals in the event simulation; where they differ in order, it has the last word.
+
+    The search has the figures of a simulation, so one rival is enough, but where it leaves something out: that may
+    change the order, or end in a deadlock. What does not pass is not recommended; if none of them passes, the best of
+    each split is run. Raises PpsimError if nothing passes.
+    """
+    s, objective, left_out = search.scenario, search.probe.objective, not_in_fast_path(search.scenario)
+    first = [found.best, *found.rivals()[: NUM_RIVALS if left_out else 1]]
+    ran = Ran(search, found, fast)
+    passed = [row for row in first if ran.passes(row)]
+    if not passed:
+        others = {row.split: row for row in reversed(found.table) if row.figures is not None}
+        first += [row for row in found.table if others.get(row.split) is row]
+        passed = [row for row in first if ran.passes(row)]
+    if not passed:
+        raise ran.errors[0]
+    order = sorted(passed, key=lambda row: score_of(objective, ran.of(row)))  # equals stay as they are
+    if order[0] is not first[0]:
+        found.table.remove(order[0])
+        found.table.insert(0, order[0])
+        place = first.index(order[0]) + 1
+        which = "the runner-up" if place == 2 else f"number {place}"
+        found.notes.append(f"the event simulation prefers {which} of the search: it is the winner now")
+    if left_out:
+        told = f"the search leaves out {', '.join(left_out)}; the event simulation of its {len(first)} best has them"
+        found.notes.append(told)
+    judged = dict(zip(("winner", "runner-up"), order))
     plain = found.best_without_cp
-    if plain is not None and plain not in first:
-        first.append(plain)
-        figures[id(plain)] = simulated(search, plain)
-        names.append("best without cp")
-    s = search.scenario
-    for name, row in zip(names if len(first) > 1 else names[:1], first):
+    if plain is not None and plain not in order[:2] and ran.passes(plain):
+        judged["best without cp"] = plain
+    for name, row in judged.items():
         assert row.candidate is not None
-        found.judged.append(Judged(name, row, figures[id(row)], *launch_line(s, row.candidate)))
+        found.judged.append(Judged(name, row, ran.of(row), *launch_line(s, row.candidate)))
 
 
-def simulated(search: Search, row: Row) -> Figures:
-    """A row in the event simulation."""
-    assert row.candidate is not None
-    pool = search.fast.pool(row.split, row.candidate.layer_partition)
-    return rerun(search.scenario, row.candidate, search.probe, pool)
+@dataclass(slots=True)
+class Ran:
+    """Rows that were simulated. One that does not pass goes to the end of the table, as what cannot run."""
+
+    search: Search
+    found: Tuning
+    fast: bool | None
+    figures: dict[Row, Figures | None] = field(default_factory=dict)  # None: it does not pass
+    errors: list[PpsimError] = field(default_factory=list)
+
+    def passes(self, row: Row) -> bool:
+        """Simulate a row, once."""
+        if row in self.figures:
+            return self.figures[row] is not None
+        assert row.candidate is not None
+        search, table = self.search, self.found.table
+        pool = search.fast.pool(row.split, row.candidate.layer_partition)
+        try:
+            self.figures[row] = rerun(search.scenario, row.candidate, search.probe, pool, self.fast)
+        except PpsimError as error:
+            if self.fast and isinstance(error, UsageError):  # asked for, and not possible
+                raise
+            self.errors.append(error)
+            self.figures[row] = None
+            why = str(error).partition("\n")[0]
+            table.remove(row)
+            table.append(Row(row.split, row.candidate, None, why))
+            self.found.notes.append(f"{row.split}, chunks of {row.candidate.chunked_prefill_size}: {why}")
+        return self.figures[row] is not None
+
+    def of(self, row: Row) -> Figures:
+        """Figures of a row that passes."""
+        figures = self.figures[row]
+        assert figures is not None
+        return figures
 
 
 def tuned_scenario(s: Scenario, candidate: Candidate) -> Scenario:
@@ -200,8 +247,5 @@ def notes(search: Search, found: Tuning) -> list[str]:
         out.append(f"workload.concurrency {w.concurrency} is not used: the prompts of the objective come as it says")
     if w.num_sessions:
         out.append("sessions: a later turn counts with its new tokens, without the history that a cache may have lost")
-    left_out = not_in_fast_path(s)
-    if left_out:
-        out.append(f"the search leaves out {', '.join(left_out)}; the event simulation of the best rows has them")
     out.append("memory counts weights and cache; activations of large chunks are inside gpu.mem_fraction_static")
     return out

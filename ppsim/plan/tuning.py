@@ -131,8 +131,12 @@ class Tuning:
     @property
     def runner_up(self) -> Row | None:
         """The best row that is not the winner by another name: a depth that changes nothing, or next to nothing."""
+        return next(iter(self.rivals()), None)
+
+    def rivals(self) -> list[Row]:
+        """Likewise, all of them, the best first."""
         rows = shallowest(self.probe.objective, self.table)
-        return next((row for row in rows if row.figures != self.best.figures and self.is_other(row)), None)
+        return [row for row in rows if row.figures != self.best.figures and self.is_other(row)]
 
     def is_other(self, row: Row) -> bool:
         """Not one that beats the winner by a depth which is not worth it (``Search.shallow``)."""

@@ -45,10 +45,11 @@ SOURCES: dict[str, Source] = {
 
 
 class PaperRuns:
-    """Runs of the scenario files with one efficiency; each distinct run is made once. ``sets`` change all of them."""
+    """Runs of the scenario files with one efficiency; each distinct run is made once. ``sets`` change all of them;
+    ``fast``: whether one rank stands for all, None: where it can."""
 
-    def __init__(self, efficiency: float, sets: tuple[str, ...] = ()) -> None:
-        self.efficiency, self.sets = efficiency, sets
+    def __init__(self, efficiency: float, sets: tuple[str, ...] = (), fast: bool | None = None) -> None:
+        self.efficiency, self.sets, self.fast = efficiency, sets, fast
         self._seconds: dict[tuple[str, int], float] = {}
 
     def ttft_s(self, name: str) -> float:
@@ -62,7 +63,8 @@ class PaperRuns:
     def _makespan(self, name: str, num_requests: int) -> float:
         key = (name, num_requests)
         if key not in self._seconds:
-            self._seconds[key] = makespan_s(paper_scenario(name, self.efficiency, num_requests, self.sets))
+            scenario = paper_scenario(name, self.efficiency, num_requests, self.sets)
+            self._seconds[key] = makespan_s(scenario, self.fast)
         return self._seconds[key]
 
 
@@ -73,19 +75,19 @@ def paper_scenario(name: str, efficiency: float, num_requests: int = 1, sets: tu
     return load_scenario(f"paper/{name}", [f"cost.efficiency={efficiency!r}", f"workload.requests=[{rows}]", *sets])
 
 
-def makespan_s(scenario: Scenario) -> float:
-    """Seconds until the last reply. Raises PpsimError if the run does not pass."""
-    result = simulate(scenario, fast=None)
+def makespan_s(scenario: Scenario, fast: bool | None = None) -> float:
+    """Seconds until the last reply; ``fast`` as for ``simulate``. Raises PpsimError if the run does not pass."""
+    result = simulate(scenario, fast=fast)
     if result.verdict.kind != "pass":
         raise PpsimError(f"{scenario.name}: {result.verdict.message}")
     return float(summarize(result.recording, result.verdict)["makespan_s"])
 
 
-def fitted_efficiency() -> float:
+def fitted_efficiency(fast: bool | None = None) -> float:
     """The one constant: Qwen PP1 takes the published 55.5 s."""
     target = float(figures()[FITTED]["value"])
     name = SOURCES[FITTED].scenario
-    return fit_efficiency(lambda e: makespan_s(paper_scenario(name, e)), target, low=0.5, high=1.0)
+    return fit_efficiency(lambda e: makespan_s(paper_scenario(name, e), fast), target, low=0.5, high=1.0)
 
 
 def paper_table(runs: PaperRuns, progress: Callable[[str], None] | None = None) -> tuple[Row, ...]:

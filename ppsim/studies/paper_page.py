@@ -87,14 +87,14 @@ def rules(runs: PaperRuns, rows: Sequence[Row]) -> list[str]:
 
 def partition_ttft_s(runs: PaperRuns, layers: str) -> float:
     sets = [f"cost.efficiency={runs.efficiency!r}", f"model.layer_partition=[{layers}]"]
-    return makespan_s(load_scenario("paper/deepseek_v31_h20_pp4_fixed_4096", sets))
+    return makespan_s(load_scenario("paper/deepseek_v31_h20_pp4_fixed_4096", sets), runs.fast)
 
 
 def efficiency_of(runs: PaperRuns, pp_size: int) -> float:
     """TTFT speed-up over one stage, divided by the number of stages."""
     s = paper_scenario("qwen3_235b_h20_pp8_fixed_6144", runs.efficiency)
     s = s.model_copy(update={"cluster": s.cluster.model_copy(update={"pp_size": pp_size})})
-    return runs.ttft_s("qwen3_235b_h20_pp1") / makespan_s(s) / pp_size
+    return runs.ttft_s("qwen3_235b_h20_pp1") / makespan_s(s, runs.fast) / pp_size
 
 
 def tensor_parallelism(rows: Sequence[Row]) -> str:
@@ -113,7 +113,7 @@ def tried(runs: PaperRuns) -> list[str]:
     for name, expand_at, tile in TRIED:
         found = dict(zip(figures(), h20_table(h20_rates(expand_at, tile))))
         lines.append(f"| {name} | " + " | ".join(percent(found[key].error) for key in keys) + " |")
-    packed = PaperRuns(runs.efficiency, PACKED)
+    packed = PaperRuns(runs.efficiency, PACKED, runs.fast)
     errors = [
         figure_of(packed, SOURCES[key]) / float(figures()[key]["value"]) - 1.0 if SOURCES[key].baseline else None
         for key in keys  # one prompt alone shares no pass

@@ -54,9 +54,15 @@ class Result:
         return asdict(self)
 
 
-def run_point(task: Task, made: Made, max_s: float, last_resort: Callable[[str], None] | None = None) -> Result:
+def run_point(
+    task: Task,
+    made: Made,
+    max_s: float,
+    last_resort: Callable[[str], None] | None = None,
+    fast: bool | None = None,
+) -> Result:
     """Simulate one point, at most ``max_s`` seconds of the user's clock. ``last_resort`` ends the process of one that
-    cannot be stopped."""
+    cannot be stopped. ``fast``: as for ``simulate``."""
     limit = Limit(max_s, last_resort)
     try:
         scenario = validate(task.config)
@@ -68,7 +74,7 @@ def run_point(task: Task, made: Made, max_s: float, last_resort: Callable[[str],
         if missing:
             raise UsageError(f"{missing[0]}: its file is gone, or not on this machine")
         with limit:
-            ran = simulate(scenario, change=made(scenario.bugs), began=limit.began, fast=None)
+            ran = simulate(scenario, change=made(scenario.bugs), began=limit.began, fast=fast)
         verdict, recording = ran.verdict, ran.recording
         if verdict.kind != PASS:
             return Result(verdict.kind, verdict.exit_code, first_line(verdict.message), verdict.invariant or "")

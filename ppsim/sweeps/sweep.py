@@ -20,14 +20,16 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """How a point is run; goes to every process. ``made``: the ranks' change; ``last_resort``: as in ``Limit``."""
+    """How a point is run; goes to every process. ``made``: the ranks' change; ``last_resort``: as in ``Limit``.
+    ``fast``: whether one rank stands for all, None: where it can."""
 
     made: Made
     max_s: float
     last_resort: Callable[[str], None] | None = None
+    fast: bool | None = None
 
     def __call__(self, task: Task) -> Result:
-        return run_point(task, self.made, self.max_s, self.last_resort)
+        return run_point(task, self.made, self.max_s, self.last_resort, self.fast)
 
 
 def changed_ranks(plugin: str | None = None, policies: tuple[type, ...] = (), bugs: tuple[str, ...] = ()) -> Made:
@@ -37,6 +39,12 @@ def changed_ranks(plugin: str | None = None, policies: tuple[type, ...] = (), bu
 
 def change_with(plugin: str | None, policies: tuple[type, ...], more: tuple[str, ...], bugs: Iterable[str]) -> Change:
     return load([*more, *bugs], plugin, policies).change
+
+
+def refusing(fast: bool | None) -> list[str]:
+    """What ``fast`` adds to the digest of a point: asked for, it refuses points that run without it. Else the results
+    are alike to the byte, and what was kept holds."""
+    return ["fast"] if fast else []
 
 
 def num_cpus() -> int:

@@ -220,7 +220,7 @@ def test_ctrl_c_keeps_what_was_simulated_and_names_what_was_not(monkeypatch: pyt
     """The base and one way are simulated, then somebody interrupts: the formulas of the others are all there."""
     calls: list[str] = []
 
-    def served(scenario: Scenario) -> Served:
+    def served(scenario: Scenario, fast: bool | None) -> Served:
         calls.append(scenario.name)
         if len(calls) > 2:
             raise KeyboardInterrupt

@@ -305,7 +305,8 @@ def test_stage_times_on_arrays_are_those_of_the_scalars(kind: str, work: list[tu
     for j, cost in enumerate(costs):
         for stage in range(3):
             alone = cost.batch_ns(stage, 0, [(prefix, new, False) for prefix, new in work])
-            assert times[stage, j] == pytest.approx(alone, abs=2)  # the last bit of a sum in another order
+            # Of a roofline the last bit of a sum in another order.
+            assert abs(times[stage, j] - alone) <= (0 if kind.startswith("quadratic") else 2)
 
 
 @given(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ppsim.core.agreed import agree
@@ -50,8 +50,8 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     page_size = draw(st.sampled_from([1, 1, 16, 64]))
-    chunk = draw(st.sampled_from([64, 128, 256]))
-    prompts = draw(st.lists(st.integers(1, 700), min_size=1, max_size=8))
+    chunk = draw(st.sampled_from([64, 256, 320]))
+    prompts = draw(st.lists(st.integers(1, 60) | st.integers(1, 700), min_size=1, max_size=8))
     gaps = draw(st.lists(st.sampled_from([0, 0, 0, 1, 2, 9]), min_size=len(prompts), max_size=len(prompts)))
     least = -(-(max(*prompts, chunk) + 3 * page_size) // page_size) * page_size
     rooms = draw(st.lists(st.sampled_from([0, 1, 2, 7, 400, 5000]), min_size=1, max_size=3))
@@ -125,7 +125,7 @@ def of_the_feed(case: Case) -> list[list[Visit]]:
     limits = Limits(
         float(case.page_size),
         float(case.max_prefill_tokens),
-        float(case.max_rows),
+        np.full(n, float(case.max_rows)),
         np.full(n, float(pieces)),
         np.array(case.pools, dtype=np.float64),
         case.reopen,
@@ -147,7 +147,26 @@ def of_the_feed(case: Case) -> list[list[Visit]]:
     return found
 
 
+SMALL_PIECES = Case(  # 10, 20 and 20 tokens in a batch of at most 100: two of them are two pages of 64 already
+    prompts=(330, 20, 20),
+    arrivals=(0, 0, 0),
+    pools=(5000,),
+    page_size=64,
+    chunk=320,
+    num_stages=2,
+    depth=0,
+    max_prefill_tokens=100,
+    max_rows=64,
+    in_slot=64,
+    prefill_max=None,
+    reopen=False,
+    counts_twice=True,
+    radix_cache=False,
+)
+
+
 @given(cases())
+@example(SMALL_PIECES)
 @settings(max_examples=150, deadline=None)
 def test_every_visit_launches_what_the_scheduler_chooses(case: Case) -> None:
     for pool, visits in zip(case.pools, of_the_feed(case)):

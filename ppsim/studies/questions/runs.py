@@ -13,9 +13,11 @@ from ppsim.world import simulate
 
 
 class Runs:
-    """A cache of runs: the simulator is deterministic, so a scenario with its overrides is the run."""
+    """A cache of runs: the simulator is deterministic, so a scenario with its overrides is the run. ``fast``: whether
+    one rank stands for all; None: where it can."""
 
-    def __init__(self) -> None:
+    def __init__(self, fast: bool | None = None) -> None:
+        self.fast = fast
         self._made: dict[tuple[str, tuple[str, ...]], Outcome] = {}
 
     def outcome(self, scenario: str, overrides: tuple[str, ...]) -> Outcome:
@@ -23,7 +25,7 @@ class Runs:
         key = (scenario, overrides)
         if key not in self._made:
             loaded = load_scenario(scenario, overrides)
-            result = simulate(loaded, fast=None)
+            result = simulate(loaded, fast=self.fast)
             if result.verdict.kind != "pass":
                 raise PpsimError(f"{scenario} with {', '.join(overrides) or 'no override'}: {result.verdict.message}")
             self._made[key] = Outcome(loaded, result.recording, summarize(result.recording, result.verdict))
