@@ -70,7 +70,7 @@ class Answered:
             return
         self.emptied[r.rank_id] = rank.iteration
         for entry in flushed if tree.evictable_tokens + tree.protected_tokens == 0 else ():
-            self.tell(Empties(r.rank_id, rank.iteration, rank.slot, entry.rid, r.phase()))
+            self.tell(Empties(r.rank_id, rank.iteration, rank.slot, entry.rid))
 
     def replied(self, r: Seat, reply: Reply) -> None:
         """The first rank answers a flush."""
@@ -78,7 +78,7 @@ class Answered:
             return
         self.flushes[reply.rid] -= 1
         if reply.status == "finished":
-            self.tell(Answers(r.rank_id, r.rank.iteration, r.rank.slot, reply.rid, r.phase()))
+            self.tell(Answers(r.rank_id, r.rank.iteration, r.rank.slot, reply.rid))
 
     def _waiting(self, r: Seat, iteration: int) -> None:
         """INV-87: so many iterations are enough for the vote to come to a request, to go round and to be applied.

@@ -189,7 +189,7 @@ class Conclusions:
         advanced += tuple(gone)
         if (advanced or failed) and config.vote_variant == "agreed":
             about = rank.iteration - config.pp_size + 1
-            self.tell(Moves(r.rank_id, rank.iteration, rank.slot, about, advanced, failed, r.phase()))
+            self.tell(Moves(r.rank_id, rank.iteration, rank.slot, about, advanced, failed))
 
     def _left(self, r: Seat) -> list[tuple[Request, str]]:
         """Who has left a queue of its role since the last look, by no abort; with the queue. It is a look."""

@@ -73,7 +73,7 @@ class LaunchReads:
 
     def wrote(self, r: Seat, launch: fx.Launch, reply: object) -> None:
         """The forward pass is under way; its result is what its payload holds."""
-        self.tell(Writes(r.rank_id, launch.batch.iteration, launch.batch.slot, r.content(reply), r.phase()))
+        self.tell(Writes(r.rank_id, launch.batch.iteration, launch.batch.slot, r.content(reply)))
 
     def awaits(self, r: Seat, effect: fx.AwaitTokens) -> None:
         """The output of the slot that is harvested now; replicas of a stage have outputs of their own."""
@@ -85,7 +85,7 @@ class LaunchReads:
 
     def _reads(self, r: Seat, what: str, writer: int, batch: ForwardBatch, payload: object) -> None:
         rid, place = batch.pieces[0].rid if batch.pieces else "", (r.rank_id, r.rank.iteration, r.rank.slot)
-        self.tell(Reads(*place, what, writer, batch.iteration, r.content(payload), rid, r.phase()))
+        self.tell(Reads(*place, what, writer, batch.iteration, r.content(payload), rid))
 
     # --- token ids ---------------------------------------------------------------------------------------------
 

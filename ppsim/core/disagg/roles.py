@@ -77,4 +77,4 @@ class Role:
 
     def key(self) -> tuple[tuple[str, ...], ...]:
         """Canonical content for digests: the rids of every queue in order (invariant 46)."""
-        return tuple(tuple(r.rid for r in queue) for queue in self.queues().values())
+        return tuple([tuple([r.spec.rid for r in queue]) if queue else () for queue in self.queues().values()])
