@@ -19,6 +19,7 @@ from ppsim.check.reads import LaunchReads
 from ppsim.check.replies import Replies
 from ppsim.check.rows import Rows
 from ppsim.check.rules import Rules
+from ppsim.check.shown import Values, behind_decision, behind_harvest, behind_inputs
 from ppsim.check.tier_rules import TierRules
 from ppsim.check.time_limits import TimeLimits
 from ppsim.check.together import Decides, Delivers, Harvests, Parts, Record, Samples, Shown, Together
@@ -45,10 +46,10 @@ class Audit:
     who takes the records, where that is at hand; most of them need not be made then.
     """
 
-    def __init__(
-        self, tell: Callable[[Record], None], *, commits_wait: bool, together: Together | None = None
-    ) -> None:
-        self.tell, self.commits_wait, self.together = tell, commits_wait, together
+    def __init__(self, tell: Callable[[Record], None], *, commits_wait: bool, together: Together | None = None) -> None:
+        self.tell, self.commits_wait = tell, commits_wait
+        self.lockstep = None if together is None else together.lockstep
+        self.shows_the_same = nobody_compares if together is None else together.shows_the_same
         self.rules = Rules(tell)
         self.answered = Answered(tell)
         self.next_iteration: dict[int, int] = {}
@@ -114,8 +115,9 @@ class Audit:
             self._capacities(r)
         if inputs:
             self._read_aborts(r, i)
-        shown = ("INV-01", "request list", tuple([str(item) for item in inputs]) if inputs else ())
-        self.compare("causes", r, i, (shown, *causes(scheduler), *limits(scheduler, i)))
+        if not self.shows_the_same("causes", i, behind_inputs(scheduler, inputs, i)):
+            shown = ("INV-01", "request list", tuple([str(item) for item in inputs]))
+            self._differs("causes", r, i, (shown, *causes(scheduler), *limits(scheduler, i)))
         # Hidden states that leave before the exchange overtake the output that their receiver still waits for.
         if config.role == "plain" and rank.link.inbox_size > config.hidden_before_exchange:
             allowed = int(config.hidden_before_exchange)
@@ -134,15 +136,21 @@ class Audit:
             if size > own:
                 self.fail("INV-22", r, f"its {what} has {size} tokens, but only {own} fit on this rank")
         capacity = (pool.capacity_tokens, scheduler.config.max_running_requests, host)
-        self.compare("start", r, -1, (("INV-22", "capacities", capacity),))
+        if not self.shows_the_same("start", -1, (capacity,)):
+            self._differs("start", r, -1, (("INV-22", "capacities", capacity),))
 
     def after_decision(self, r: Seat, effect: fx.Decided, _: object) -> None:
         """The decision, then every part of the replicated state."""
         decision = effect.decision
-        self._decides(r, decision)
-        if decision.iteration == 0:  # nothing has been computed before
+        i = decision.iteration
+        if self.lockstep is not None:
+            self.lockstep.decision(r.rank_id, decision)
+        else:
+            self.tell(Decides(r.rank_id, i, decision.slot, decision))
+        if i == 0:  # nothing has been computed before
             self._follow_swaps(r)
-        self.compare("parts", r, decision.iteration, state_parts(r.rank.scheduler, decision.iteration))
+        if not self.shows_the_same("parts", i, behind_decision(r.rank.scheduler, i)):
+            self._differs("parts", r, i, state_parts(r.rank.scheduler, i))
 
     def received(self, r: Seat, effect: fx.Recv, message: Message) -> None:
         """A rank has taken a request list; it may come an iteration before it is used."""
@@ -184,23 +192,29 @@ class Audit:
     def harvested(self, r: Seat, effect: fx.Harvested, _: object) -> None:
         """Launch and harvest belong together, and tokens to their rows."""
         harvest, scheduler = effect.harvest, r.rank.scheduler
-        self.compare("causes after", r, harvest.iteration, causes(scheduler))  # before what the harvest shows
-        self._harvests(r, harvest)
-        due = harvest.iteration - len(scheduler.slots.slots) + 1
+        i = harvest.iteration
+        if not self.shows_the_same("causes after", i, behind_harvest(scheduler)):  # before what the harvest shows
+            self._differs("causes after", r, i, causes(scheduler))
+        if self.lockstep is not None:
+            self.lockstep.harvest(r.rank_id, harvest)
+        else:
+            self.tell(Harvests(r.rank_id, i, harvest.slot, harvest))
+        due = i - len(scheduler.slots.slots) + 1
         if harvest.harvested is not None and harvest.harvested != due:
             self.fail("INV-05", r, f"the batch of iteration {harvest.harvested} is harvested, that of {due} was due")
         self._harvest_launched(r, harvest)
         if harvest.harvested is not None:
             self._own_samples(r, harvest)
         if scheduler.config.role != "plain":
-            self.released(r, harvest.finished)
+            if harvest.finished or r.rank.journal.entries:
+                self.released(r, harvest.finished)
             self.conclusions.harvested(r)
         if harvest.delivered:
             self._last_tokens(r, harvest)
         self.rules.harvested(r, harvest)
         if harvest.finished:
             self.transfers.ended(r.rank_id, harvest.finished)
-        self.free_after[r.rank_id] = (scheduler.kv.pool.free_tokens, harvest.iteration)
+        self.free_after[r.rank_id] = (scheduler.kv.pool.free_tokens, i)
 
     def _last_tokens(self, r: Seat, harvest: fx.Harvest) -> None:
         """INV-67 where nobody is marked: a last token is delivered behind an abort. Any other is launched again."""
@@ -342,9 +356,7 @@ class Audit:
         """KV that is sent or received is given back, or computed on, only when this rank's own transfer is terminal."""
         scheduler = r.rank.scheduler
         prefill = scheduler.config.role == "prefill"
-        moved = [entry.rid for entry in r.rank.journal.of(Advanced)] if r.rank.journal.entries else ()
-        if not finished and not moved:
-            return
+        moved = [entry.rid for entry in r.rank.journal.of(Advanced)]
         waiting = [rid for rid in moved if rid in scheduler.requests and not prefill]
         used = [rid for rid in waiting if scheduler.requests[rid].state is not State.TRANSFER]
         for rid in (*finished, *used):
@@ -354,27 +366,17 @@ class Audit:
 
     # --- inside ----------------------------------------------------------------------------------------------
 
-    def compare(self, what: str, r: Seat, iteration: int, parts: Parts) -> None:
-        """Hold a rank's parts against those of the first rank that came to this iteration."""
-        if self.together is None or not self.together.shows_the_same(what, iteration, parts):
-            self.tell(Shown(r.rank_id, r.rank.iteration, r.rank.slot, what, iteration, parts))
-
-    def _decides(self, r: Seat, decision: fx.Decision) -> None:
-        lockstep = None if self.together is None else self.together.lockstep
-        if lockstep is None:
-            self.tell(Decides(r.rank_id, decision.iteration, decision.slot, decision))
-        else:
-            lockstep.decision(r.rank_id, decision)
-
-    def _harvests(self, r: Seat, harvest: fx.Harvest) -> None:
-        lockstep = None if self.together is None else self.together.lockstep
-        if lockstep is None:
-            self.tell(Harvests(r.rank_id, harvest.iteration, harvest.slot, harvest))
-        else:
-            lockstep.harvest(r.rank_id, harvest)
+    def _differs(self, what: str, r: Seat, iteration: int, parts: Parts) -> None:
+        """A rank's parts are not those of the first rank that came to this iteration, or nobody here knows."""
+        self.tell(Shown(r.rank_id, r.rank.iteration, r.rank.slot, what, iteration, parts))
 
     def fail(self, invariant: str, r: Seat, detail: str, rid: str = "") -> None:
         raise InvariantViolation(invariant, r.rank_id, r.rank.iteration, r.rank.slot, rid, detail)
+
+
+def nobody_compares(what: str, at: int, values: Values) -> bool:
+    """Where the ranks are held against each other later: every record is made."""
+    return False
 
 
 def follow(r: Seat, tell: Callable[[Record], None]) -> None:

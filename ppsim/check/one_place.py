@@ -67,57 +67,60 @@ class OnePlace:
 def counted(scheduler: Scheduler) -> bool:
     """Whether counting shows that ``misplaced`` finds nobody. False says nothing: then somebody has to look.
 
-    Everybody stands in as many owning places as there are of them, who stands in one is live, and who is in a launched
-    batch is in that of its own slot, is being cut, or stands nowhere else. Sets are held against each other as wholes.
+    Listed are all that stand in an owning place, and those of launched batches that are neither at home in their
+    batch's slot nor being cut. If these are exactly the live requests, each of them once, everybody is in one place.
     """
     chunked, in_flight = scheduler.chunked, []
-    owned = [*scheduler.waiting, *scheduler.grammar_queue]
+    found = [*scheduler.waiting, *scheduler.grammar_queue]
     for queue in scheduler.role.queues().values():
-        owned += queue
+        if queue:
+            found += queue
     if chunked is not None:
-        owned.append(chunked)
+        found.append(chunked)
     for slot in scheduler.slots.slots:
-        running, last = slot.running, slot.last_batch
-        own = [q for q in running if q.state not in TERMINAL] if running else []
-        if last is not None:
-            own += joining(last, chunked)
-        owned += own
+        own: list[Request] = []
+        if slot.running:
+            own += [q for q in slot.running if q.state not in TERMINAL]
+        if slot.last_batch is not None:
+            own += joining(slot.last_batch, chunked)
+        found += own
         if slot.in_flight and slot.launched is not None:
             in_flight.append((slot.launched, own))
-    owners, live = set(owned), set(scheduler.requests.values())
-    if len(owners) < len(owned) or not owners <= live:
-        return False
-    return owners == live if not in_flight else launched_in_place(in_flight, chunked, owners, live)
+    for batch, own in in_flight:
+        if own != [*batch.requests]:
+            strangers = only_launched(in_flight, chunked)
+            if strangers is None:
+                return False
+            found += strangers
+            break
+    live = scheduler.requests.values()
+    return len(found) == len(live) and (not found or set(found) == set(live))
 
 
-def launched_in_place(
-    in_flight: list[tuple[LaunchedBatch, list[Request]]],
-    chunked: Request | None,
-    owners: set[Request],
-    live: set[Request],
-) -> bool:
-    """The second half of ``counted``: launched batches, each with those who are at home in its slot."""
-    rows, loose = set[Request](), list[Request]()
+def only_launched(
+    in_flight: list[tuple[LaunchedBatch, list[Request]]], chunked: Request | None
+) -> list[Request] | None:
+    """Of launched batches, each with those that are at home in its slot: who is there as a guest, each once.
+
+    None: somebody must be looked at, being twice in a batch, in a last row while being cut, or in middle chunks alone.
+    """
+    rows, middles = list[Request](), dict[Request, None]()
     for batch, own in in_flight:
         requests, home = batch.requests, set(own)
         if len(set(requests)) < len(requests):
-            return False
-        if home.issuperset(requests):
-            continue
+            return None
         for piece, request in zip(batch.forward.pieces, requests):
             if request in home:
                 continue
-            if request in owners and (piece.is_last_chunk or request is not chunked):
-                return False
-            if piece.is_last_chunk:
-                if request in rows:
-                    return False
-                rows.add(request)
-            elif request is not chunked:
-                loose.append(request)
-    if any(q not in rows and not q.to_abort and q in live for q in loose):
-        return False
-    return live <= owners.union(rows, loose)
+            if request is chunked:
+                if piece.is_last_chunk:
+                    return None
+            elif piece.is_last_chunk:
+                rows.append(request)
+            else:
+                middles[request] = None
+    alone = [q for q in middles if q not in rows] if middles else []
+    return rows + alone if all(q.to_abort for q in alone) else None
 
 
 def misplaced(scheduler: Scheduler) -> tuple[str, str] | None:

@@ -68,16 +68,19 @@ class Rules:
 
     def before_decision(self, r: Seat, decision: fx.Decision) -> None:
         """After the inputs were applied and the batch was chosen."""
-        inputs, slot = r.rank.inputs, r.rank.scheduler.slots.current(decision.iteration)
+        inputs, scheduler = r.rank.inputs, r.rank.scheduler
+        config, slots = scheduler.config, scheduler.slots.slots
+        slot = slots[decision.iteration % len(slots)]
         self._newly_marked(r, [item for item in inputs if isinstance(item, AbortReq)] if inputs else [])
         if inputs:
             self._flushes(r, decision)
         if decision.pieces or slot.launched is not None:
             self._admissions(r, decision, slot)
         self._closed_slot(r, decision, slot)
-        self.turns.decided(r, decision)
+        if config.max_consecutive_prefills or config.max_consecutive_chunks:
+            self.turns.decided(r, decision)
         for rid in decision.retracted:
-            requests = r.rank.scheduler.requests
+            requests = scheduler.requests
             if rid in requests and requests[rid].pages:
                 fail("INV-66", r, rid, f"it is retracted and still holds {len(requests[rid].pages)} pages")
 
@@ -85,9 +88,9 @@ class Rules:
         """INV-68: whoever is marked for abort was named by an abort of this list."""
         requests = r.rank.scheduler.requests
         found = [request for request in requests.values() if request.to_abort]
-        marked = self.marked.get(r.rank_id)
-        if marked is None:
-            marked = self.marked[r.rank_id] = {}
+        if not found:
+            return
+        marked = self.marked.setdefault(r.rank_id, {})
         for request in found:
             if marked.get(request.rid) != request.arrived:
                 if not any(item.abort_all or item.rid == request.rid for item in aborts):
@@ -234,7 +237,7 @@ class Rules:
             if rid in marked and (request is None or request.arrived == marked[rid]):
                 fail("INV-67", r, rid, f"it delivers its token {n} although it is marked for abort")
         self._newly_marked(r, [])
-        for rid in harvest.finished:
+        for rid in harvest.finished if marked else ():
             self.marked[r.rank_id].pop(rid, None)
         self._pages(r)
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from ppsim.check.lockstep import Lockstep
+from ppsim.check.shown import Values
 from ppsim.core.disagg.ballots import TERMINAL_VOTES
 from ppsim.core.effects import Decision, Harvest
 from ppsim.core.errors import InvariantViolation
@@ -173,7 +174,7 @@ class Together:
     def __init__(self, num_ranks: int, *, check: bool, audited: bool) -> None:
         self.num_ranks = num_ranks
         self.lockstep = Lockstep(num_ranks, audited=audited) if check else None
-        self.firsts: dict[tuple[str, int], tuple[Parts, int]] = {}
+        self.firsts: dict[tuple[str, int], tuple[Values, int]] = {}
         self.views: dict[tuple[str, int], dict[int, View]] = {}  # (vote, iteration) -> what each rank saw
         self.samples: dict[int, dict[str, int]] = {}
         self.written: dict[int, dict[int, int]] = {}  # rank -> iteration -> content
@@ -204,16 +205,16 @@ class Together:
             broken.phase = broken.phase or record.phase
             raise
 
-    def shows_the_same(self, what: str, at: int, parts: Parts) -> bool:
+    def shows_the_same(self, what: str, at: int, values: Values) -> bool:
         """The short way of a ``Shown``. True: it goes with the earlier ones, and is taken. False: nothing is taken."""
         key = (what, at)
         known = self.firsts.get(key)
         if known is None:
             if self.num_ranks > 1:
-                self.firsts[key] = (parts, 1)
+                self.firsts[key] = (values, 1)
             return True
         first, seen = known
-        if first is not parts and first != parts:
+        if first != values:
             return False
         if seen + 1 == self.num_ranks:
             del self.firsts[key]
@@ -248,15 +249,15 @@ class Together:
 
     def _compare(self, shown: Shown) -> None:
         """Hold a rank's parts against those of the first rank that came to this iteration."""
-        if self.shows_the_same(shown.what, shown.at, shown.parts):
+        if self.shows_the_same(shown.what, shown.at, tuple([value for _, _, value in shown.parts])):
             return
-        key, parts = (shown.what, shown.at), shown.parts
+        key = (shown.what, shown.at)
         first, seen = self.firsts[key]
         if seen + 1 == self.num_ranks:
             del self.firsts[key]
         else:
             self.firsts[key] = (first, seen + 1)
-        for (invariant, name, mine), (_, _, other) in zip(parts, first, strict=True):
+        for (invariant, name, mine), other in zip(shown.parts, first, strict=True):
             if mine != other:
                 named = refined(invariant, mine, other)
                 if named:

@@ -505,15 +505,11 @@ def names_of(requests: list[Request]) -> tuple[str, ...]:
 def causes(scheduler: Scheduler) -> tuple[tuple[str, str, object], ...]:
     """What an iteration did to requests before its batch was chosen: (invariant, name, value), earliest cause first."""
     tiers, journal = scheduler.kv.tiers, scheduler.journal
-    is_quiet = not journal.entries  # as in most iterations
-    aborted = () if is_quiet else tuple([(found.rid, found.reason) for found in journal.of(AbortFound)])
-    failed = () if is_quiet else tuple([end.rid for end in journal.of(Ended) if end.failed])
-    advanced = () if is_quiet else tuple([moved.rid for moved in journal.of(Advanced)])
     return (
         ("INV-28", "acks, hits and load-backs", () if tiers is None else tiers.tier_parts()),
-        ("INV-57", "aborted requests", aborted),
-        ("INV-48", "failed requests", failed),
-        ("INV-47", "advanced requests", advanced),
+        ("INV-57", "aborted requests", tuple([(found.rid, found.reason) for found in journal.of(AbortFound)])),
+        ("INV-48", "failed requests", tuple([end.rid for end in journal.of(Ended) if end.failed])),
+        ("INV-47", "advanced requests", tuple([moved.rid for moved in journal.of(Advanced)])),
         ("INV-43", "grammar queue", names_of(scheduler.grammar_queue)),
         ("INV-46", "queues of the role", scheduler.role.key()),
     )
@@ -527,16 +523,16 @@ def limits(scheduler: Scheduler, iteration: int) -> tuple[tuple[str, str, object
         ("INV-63", "features", (scheduler.kv.enable_radix_cache, bool(scheduler.config.chunk_table))),
         ("INV-21", "max_micro_batch_size", scheduler.config.max_micro_batch_size),
         ("INV-20", "chunk budget", scheduler.last_chunk_budget),
-        ("INV-27", "matched prefixes", tuple([(r.rid, r.num_cached_tokens) for r in admitted]) if admitted else ()),
+        ("INV-27", "matched prefixes", tuple([(r.rid, r.num_cached_tokens) for r in admitted])),
     )
 
 
 def state_parts(scheduler: Scheduler, iteration: int) -> tuple[tuple[str, str, object], ...]:
     """Everything that must be the same on all ranks after a decision: (invariant, name, value)."""
     kv, slots = scheduler.kv, scheduler.slots.slots
-    batch = slots[iteration % len(slots)].launched
+    batch = scheduler.slots.current(iteration).launched
     requests = scheduler.requests.values()
-    retracted = tuple([(r.rid, at) for r in requests if (at := r.retraction_slot) is not None])
+    retracted = [r for r in requests if r.retraction_slot is not None]
     return (
         ("INV-12", "skip of a pure middle chunk", batch is not None and batch.forward.skip_output_comm),
         ("INV-13", "middle chunks in flight", tuple([(r.rid, n) for r in requests if (n := r.inflight_middle_chunks)])),
@@ -546,11 +542,11 @@ def state_parts(scheduler: Scheduler, iteration: int) -> tuple[tuple[str, str, o
         ("INV-25", "radix tree operations", (kv.tree.clock, kv.tree.num_nodes)),
         ("INV-24", "free rows and buffers", (len(kv.free_rows), scheduler.role.num_buffers)),
         ("INV-14", "waiting queue", names_of(scheduler.waiting)),
-        ("INV-15", "running sets", tuple([names_of(slot.running) if slot.running else () for slot in slots])),
+        ("INV-15", "running sets", tuple([names_of(slot.running) for slot in slots])),
         ("INV-16", "batch_is_full", tuple([slot.batch_is_full for slot in slots])),
         ("INV-29", "idle resets", scheduler.num_idle_resets),
         ("INV-17", "new_token_ratio", scheduler.ratio.key()),
-        ("INV-53", "slots of retracted requests", retracted),
+        ("INV-53", "slots of retracted requests", tuple([(r.rid, r.retraction_slot) for r in retracted])),
     )
 
 
