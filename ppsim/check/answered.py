@@ -17,8 +17,8 @@ from ppsim.check.observers import Seat
 from ppsim.check.rules import fail
 from ppsim.check.together import Answers, Empties, Record
 from ppsim.core.disagg.prefill import MAX_LOOKS
-from ppsim.core.effects import Decided, Reply, Send
-from ppsim.core.messages import FlushCache, Lane, Side
+from ppsim.core.effects import Decided, Reply
+from ppsim.core.messages import FlushCache, Lane, Side, Vote
 from ppsim.core.schedule.journal import Flushed
 from ppsim.core.schedule.request import Request
 
@@ -42,9 +42,8 @@ class Answered:
         self.waits: dict[int, dict[int, Wait]] = {}  # rank -> identity of a request that waits, or has waited
 
     def watch(self, r: Seat) -> None:
-        """Hang it on a rank. Call before the rank runs."""
+        """Hang it on a rank; of what it sends ``Audit.posted`` tells. Call before the rank runs."""
         r.observers.before(partial(self.decided, r), Decided)
-        r.observers.before(partial(self.sends, r), Send)
         if r.rank_id == 0:
             r.observers.before(lambda effect: self.replied(r, effect), Reply)
 
@@ -61,9 +60,9 @@ class Answered:
         if config.role == "prefill" and config.vote_variant == "agreed":
             self._waiting(r, effect.decision.iteration)
 
-    def sends(self, r: Seat, send: Send) -> None:
+    def sends(self, r: Seat, message: Side | Vote) -> None:
         """A rank tells the next one, or its leader, that its cache is empty: its own word is held against the cache."""
-        if isinstance(send.message, Side) and send.message.lane is Lane.FLUSH:
+        if isinstance(message, Side) and message.lane is Lane.FLUSH:
             self._empties(r)
 
     def _empties(self, r: Seat) -> None:

@@ -29,7 +29,7 @@ from ppsim.core.agreed import Local
 from ppsim.core.consensus import KVPoll
 from ppsim.core.disagg.ballots import TERMINAL_VOTES
 from ppsim.core.errors import InvariantViolation
-from ppsim.core.messages import AbortReq, Conclusion, Lane, Message, Meta, NewRequest
+from ppsim.core.messages import AbortReq, Conclusion, Lane, Message, Meta, NewRequest, Side, Vote
 from ppsim.core.observations import Clock, Grammars, Receivers, Senders, Statuses
 from ppsim.core.schedule.journal import Advanced
 from ppsim.core.schedule.request import State
@@ -68,6 +68,7 @@ class Audit:
     def watch(self, r: Seat) -> None:
         """Hang every check on a rank, lockstep among them. Call before it runs."""
         before, after = r.observers.before, r.observers.after
+        self.lists[r.rank_id] = set()
         before(partial(self.one_place.look_back, r), fx.Ingest, fx.Recv)
         self.tier_rules.watch(r)
         before(partial(self.between, r), fx.Ingest)
@@ -155,14 +156,14 @@ class Audit:
     def received(self, r: Seat, effect: fx.Recv, message: Message) -> None:
         """A rank has taken a request list; it may come an iteration before it is used."""
         if isinstance(message, Meta):
-            self.lists.setdefault(r.rank_id, set()).add(message.iteration)
+            self.lists[r.rank_id].add(message.iteration)
             self.between(r)
 
     def _has_list(self, r: Seat, iteration: int) -> None:
         """Every rank but the first decides upon the list that it was handed in this iteration, also an empty one."""
-        lists = self.lists.get(r.rank_id, ())
+        lists = self.lists[r.rank_id]
         if iteration in lists:
-            self.lists[r.rank_id].discard(iteration)
+            lists.discard(iteration)
         elif r.rank_id != 0:
             link = r.rank.link
             src = link.prev if link.is_leader else link.leader
@@ -304,6 +305,9 @@ class Audit:
                 self.fail("INV-56", r, f"{both} are both good and bad in a conclusion of {message.name}")
             if message.lane is Lane.CONTROL:
                 self.rules.published(r, message)
+        elif isinstance(message, Side | Vote):
+            self.answered.sends(r, message)
+            self.conclusions.sends(r, message)
 
     def launched_on(self, r: Seat, effect: fx.Launch, reply: object) -> None:
         """What the last rank sampled for a launch, one token a row; that of a middle chunk counts for nothing."""

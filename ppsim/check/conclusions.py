@@ -30,6 +30,7 @@ from ppsim.core.schedule.request import Event, Request, State
 from ppsim.core.votes import votes_go_on
 
 RETRACT = "retract"
+NOBODY: dict[str, list[Request]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,19 +50,18 @@ class Conclusions:
         self.moved: dict[
             int, tuple[int, int]
         ] = {}  # rank -> (advanced, failed) before its conclusions of this iteration
-        self.queued: dict[int, dict[Request, str]] = {}  # rank -> who stands in which queue of its role
+        self.queued: dict[int, dict[str, list[Request]]] = {}  # rank -> who stood in the queues of its role
         self.compiling: dict[int, list[Request]] = {}  # rank -> its grammar queue at its last decision
         self.compiles: dict[int, tuple[int, dict[str, int]]] = {}  # rank -> iteration, and what it has seen of each
         self.awaited: dict[tuple[int, str], int] = {}  # (rank, rid) -> iteration in which it has waited for its compile
 
     def watch(self, r: Seat) -> None:
-        """Hang it on a rank that votes or has a store."""
+        """Hang it on a rank that votes or has a store; of what it sends ``Audit.posted`` tells."""
         before = r.observers.before
         before(partial(self._left_grammar, r), fx.Decided)
         r.observers.after(lambda effect, _: self._waited(r, effect), fx.AwaitLocal)
         if r.rank.config.role == "plain":
             return
-        before(partial(self.sends, r), fx.Send)
         before(partial(self.acts, r), fx.Act)
         before(partial(self.decides, r), fx.Decided)
 
@@ -91,9 +91,8 @@ class Conclusions:
                 fail(r, rid, f"the store has status {status} of rank {rank}, which itself is at {own}")
         return int(store_minimum(statuses))
 
-    def sends(self, r: Seat, send: fx.Send) -> None:
+    def sends(self, r: Seat, message: Side | Vote) -> None:
         """The poll list goes down the chain; a replica gives its voice for the retracted."""
-        message = send.message
         answer = self._present(r) if isinstance(message, Side) else None
         if isinstance(message, Side) and message.lane in (Lane.BOOTSTRAP, Lane.TP) and answer is not None:
             told = dict(zip(answer.minima, message.counts, strict=False))
@@ -183,7 +182,7 @@ class Conclusions:
         """Nobody looks at a transfer here: a rank agrees to those that are bound to the slot it visits."""
         role, slot = r.rank.scheduler.role, r.rank.slot
         if isinstance(role, DecodeRole) and votes_go_on(r.rank, r.rank.iteration):
-            bound = tuple(q.rid for q in role.put_out if q.retraction_slot == slot)
+            bound = tuple([q.rid for q in role.put_out if q.retraction_slot == slot])
             self.tell(Voices(r.rank_id, r.rank.iteration, slot, RETRACT, (bound, ())))
 
     def harvested(self, r: Seat) -> None:
@@ -203,15 +202,14 @@ class Conclusions:
 
     def _left(self, r: Seat) -> list[tuple[Request, str]]:
         """Who has left a queue of its role since the last look, by no abort; with the queue. It is a look."""
-        before = self.queued.get(r.rank_id, {})
-        now: dict[Request, str] = {}
-        for name, queue in r.rank.scheduler.role.queues().items():
-            if queue:
-                now.update(dict.fromkeys(queue, name))
-        self.queued[r.rank_id] = now
-        if now == before:
+        queues = r.rank.scheduler.role.queues()
+        before = self.queued.get(r.rank_id, NOBODY)
+        if queues == before:
             return []
-        return [(q, name) for q, name in before.items() if now.get(q) != name and not q.to_abort]
+        self.queued[r.rank_id] = {name: [*queue] for name, queue in queues.items()}
+        was = {q: name for name, queue in before.items() for q in queue}
+        now = {q: name for name, queue in queues.items() for q in queue}
+        return [(q, name) for q, name in was.items() if now.get(q) != name and not q.to_abort]
 
 
 def moved(journal: Journal) -> tuple[tuple[str, ...], tuple[str, ...]]:

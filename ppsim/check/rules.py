@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from ppsim.core.schedule.scheduler import Scheduler
     from ppsim.core.schedule.slots import Slot
 
+OVER, READY = (KVPoll.SUCCESS, KVPoll.FAILED), (KVPoll.WAITING_FOR_INPUT,)
+"""What a rank agrees to: in a vote on what is over, and in any other."""
+
 
 class Rules:
     """One for each process. ``tell`` takes what is held against the other ranks."""
@@ -53,9 +56,9 @@ class Rules:
         if not phase.startswith("first_pass_"):
             return
         name = phase.removeprefix("first_pass_")
-        good = (KVPoll.SUCCESS, KVPoll.FAILED) if name in TERMINAL_VOTES else (KVPoll.WAITING_FOR_INPUT,)
-        pairs = tuple(zip(effect.keys, values, strict=True))
-        view = tuple(rid for rid, v in pairs if v in good), tuple(rid for rid, v in pairs if v == KVPoll.FAILED)
+        good = OVER if name in TERMINAL_VOTES else READY
+        pairs = [*zip(effect.keys, values, strict=True)]
+        view = tuple([rid for rid, v in pairs if v in good]), tuple([rid for rid, v in pairs if v == KVPoll.FAILED])
         self.tell(Voices(r.rank_id, effect.iteration, r.rank.slot, name, view))
 
     def published(self, r: Seat, conclusion: Conclusion) -> None:
