@@ -77,7 +77,7 @@ class Place:
     def tell(self, record: Record) -> None:
         """Keep what is held against the other ranks."""
         if self.run.check or not isinstance(record, Decides | Harvests):
-            self.records.append(record)
+            self.records.append(record._replace(phase=self.phase()))
 
     def left_behind(self, recording: Recording, uncommitted: list[str]) -> Verdict | None:
         """What is wrong after the last iteration. ``uncommitted``: the kinds of sends that nobody has waited for."""

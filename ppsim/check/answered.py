@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from ppsim.check.observers import Seat
 from ppsim.check.rules import fail
 from ppsim.check.together import Answers, Empties, Record
 from ppsim.core.disagg.prefill import MAX_LOOKS
-from ppsim.core.effects import Decided, Decision, Reply, Send
-from ppsim.core.messages import FlushCache, Lane, Side
+from ppsim.core.effects import Decided, Reply
+from ppsim.core.messages import FlushCache, Lane, Side, Vote
 from ppsim.core.schedule.journal import Flushed
 from ppsim.core.schedule.request import Request
 
@@ -41,36 +42,39 @@ class Answered:
         self.waits: dict[int, dict[int, Wait]] = {}  # rank -> identity of a request that waits, or has waited
 
     def watch(self, r: Seat) -> None:
-        """Hang it on a rank. Call before the rank runs."""
-        r.observers.before(lambda effect: self.decided(r, effect.decision), Decided)
-        r.observers.before(lambda effect: self.sends(r, effect), Send)
+        """Hang it on a rank; of what it sends ``Audit.posted`` tells. Call before the rank runs."""
+        r.observers.before(partial(self.decided, r), Decided)
         if r.rank_id == 0:
             r.observers.before(lambda effect: self.replied(r, effect), Reply)
 
-    def decided(self, r: Seat, decision: Decision) -> None:
+    def decided(self, r: Seat, effect: Decided) -> None:
         """A flush of this iteration was done, and nothing was put into the cache since."""
-        scheduler = r.rank.scheduler
-        for item in r.rank.inputs:
-            if isinstance(item, FlushCache) and r.rank_id == 0:
-                self.flushes[item.rid] = self.flushes.get(item.rid, 0) + 1
-        self._empties(r)
-        if scheduler.config.role == "prefill" and scheduler.config.vote_variant == "agreed":
-            self._waiting(r, decision.iteration)
+        rank = r.rank
+        if r.rank_id == 0:
+            for item in rank.inputs:
+                if isinstance(item, FlushCache):
+                    self.flushes[item.rid] = self.flushes.get(item.rid, 0) + 1
+        if rank.journal.entries:
+            self._empties(r)
+        config = rank.config
+        if config.role == "prefill" and config.vote_variant == "agreed":
+            self._waiting(r, effect.decision.iteration)
 
-    def sends(self, r: Seat, send: Send) -> None:
+    def sends(self, r: Seat, message: Side | Vote) -> None:
         """A rank tells the next one, or its leader, that its cache is empty: its own word is held against the cache."""
-        if isinstance(send.message, Side) and send.message.lane is Lane.FLUSH:
+        if isinstance(message, Side) and message.lane is Lane.FLUSH:
             self._empties(r)
 
     def _empties(self, r: Seat) -> None:
         """What this rank has flushed in this iteration, once: at its word, or at its decision if that comes first."""
-        rank, tree = r.rank, r.rank.scheduler.kv.tree
+        rank = r.rank
         flushed = rank.journal.of(Flushed)
         if not flushed or self.emptied.get(r.rank_id) == rank.iteration:
             return
+        tree = rank.scheduler.kv.tree
         self.emptied[r.rank_id] = rank.iteration
         for entry in flushed if tree.evictable_tokens + tree.protected_tokens == 0 else ():
-            self.tell(Empties(r.rank_id, rank.iteration, rank.slot, entry.rid, r.phase()))
+            self.tell(Empties(r.rank_id, rank.iteration, rank.slot, entry.rid))
 
     def replied(self, r: Seat, reply: Reply) -> None:
         """The first rank answers a flush."""
@@ -78,7 +82,7 @@ class Answered:
             return
         self.flushes[reply.rid] -= 1
         if reply.status == "finished":
-            self.tell(Answers(r.rank_id, r.rank.iteration, r.rank.slot, reply.rid, r.phase()))
+            self.tell(Answers(r.rank_id, r.rank.iteration, r.rank.slot, reply.rid))
 
     def _waiting(self, r: Seat, iteration: int) -> None:
         """INV-87: so many iterations are enough for the vote to come to a request, to go round and to be applied.
@@ -86,12 +90,18 @@ class Answered:
         A request is remembered until it has left the rank: its world may hear of the failure only when somebody looks.
         """
         scheduler, config = r.rank.scheduler, r.rank.config
-        waits = self.waits.setdefault(r.rank_id, {})
+        waits = self.waits.get(r.rank_id)
+        if waits is None:
+            waits = self.waits[r.rank_id] = {}
+        if not waits and not scheduler.waiting:
+            return
         limit = 2 * (config.num_slots + config.pp_size) + len(scheduler.waiting) // MAX_LOOKS
         for key in [key for key, wait in waits.items() if scheduler.requests.get(wait.request.rid) is not wait.request]:
             del waits[key]
         for request in scheduler.waiting:
-            wait = waits.setdefault(id(request), Wait(request))
+            wait = waits.get(id(request))
+            if wait is None:
+                wait = waits[id(request)] = Wait(request)
             wait.visits.append((iteration, r.now))
             while wait.visits[0][0] < iteration - limit - 1:
                 wait.visits.popleft()

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from ppsim.check.observers import Seat
 from ppsim.check.together import Concludes, Moves, Record, Voices
@@ -29,6 +30,7 @@ from ppsim.core.schedule.request import Event, Request, State
 from ppsim.core.votes import votes_go_on
 
 RETRACT = "retract"
+NOBODY: dict[str, list[Request]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,21 +50,20 @@ class Conclusions:
         self.moved: dict[
             int, tuple[int, int]
         ] = {}  # rank -> (advanced, failed) before its conclusions of this iteration
-        self.queued: dict[int, dict[Request, str]] = {}  # rank -> who stands in which queue of its role
+        self.queued: dict[int, dict[str, list[Request]]] = {}  # rank -> who stood in the queues of its role
         self.compiling: dict[int, list[Request]] = {}  # rank -> its grammar queue at its last decision
         self.compiles: dict[int, tuple[int, dict[str, int]]] = {}  # rank -> iteration, and what it has seen of each
         self.awaited: dict[tuple[int, str], int] = {}  # (rank, rid) -> iteration in which it has waited for its compile
 
     def watch(self, r: Seat) -> None:
-        """Hang it on a rank that votes or has a store."""
+        """Hang it on a rank that votes or has a store; of what it sends ``Audit.posted`` tells."""
         before = r.observers.before
-        before(lambda effect: self._left_grammar(r), fx.Decided)
+        before(partial(self._left_grammar, r), fx.Decided)
         r.observers.after(lambda effect, _: self._waited(r, effect), fx.AwaitLocal)
         if r.rank.config.role == "plain":
             return
-        before(lambda effect: self.sends(r, effect), fx.Send)
-        before(lambda effect: self.acts(r, effect), fx.Act)
-        before(lambda effect: self.decides(r), fx.Decided)
+        before(partial(self.acts, r), fx.Act)
+        before(partial(self.decides, r), fx.Decided)
 
     # --- the store ---------------------------------------------------------------------------------------------
 
@@ -90,9 +91,9 @@ class Conclusions:
                 fail(r, rid, f"the store has status {status} of rank {rank}, which itself is at {own}")
         return int(store_minimum(statuses))
 
-    def sends(self, r: Seat, send: fx.Send) -> None:
+    def sends(self, r: Seat, message: Side | Vote) -> None:
         """The poll list goes down the chain; a replica gives its voice for the retracted."""
-        message, answer = send.message, self._present(r)
+        answer = self._present(r) if isinstance(message, Side) else None
         if isinstance(message, Side) and message.lane in (Lane.BOOTSTRAP, Lane.TP) and answer is not None:
             told = dict(zip(answer.minima, message.counts, strict=False))
             if len(message.counts) == len(answer.minima):  # else INV-50
@@ -104,7 +105,8 @@ class Conclusions:
 
     def acts(self, r: Seat, act: fx.Act) -> None:
         """A request is admitted by the store's answer."""
-        action, answer = act.action, self._present(r)
+        action = act.action
+        answer = self._present(r) if isinstance(action, Admitted) else None
         if isinstance(action, Admitted) and answer is not None:
             minimum = answer.minima.get(action.rid, KVPoll.BOOTSTRAPPING)
             if minimum != KVPoll.WAITING_FOR_INPUT:
@@ -124,11 +126,15 @@ class Conclusions:
         if isinstance(effect.fact, Compiled):
             self.awaited[r.rank_id, effect.fact.key] = effect.iteration
 
-    def _left_grammar(self, r: Seat) -> None:
+    def _left_grammar(self, r: Seat, _: object) -> None:
         """Who has left the grammar queue since the last decision, and was not aborted."""
         rank, scheduler = r.rank, r.rank.scheduler
-        fresh = [q for q in scheduler.requests.values() if q.arrived == rank.iteration] if rank.inputs else []
-        candidates = [*self.compiling.get(r.rank_id, ()), *(q for q in fresh if q.spec.grammar is not None)]
+        candidates = self.compiling.get(r.rank_id, [])
+        if rank.inputs:
+            fresh = [q for q in scheduler.requests.values() if q.arrived == rank.iteration]
+            candidates = candidates + [q for q in fresh if q.spec.grammar is not None]
+        if not candidates and not scheduler.grammar_queue:
+            return
         self.compiling[r.rank_id] = list(scheduler.grammar_queue)
         if not candidates:
             return
@@ -152,10 +158,11 @@ class Conclusions:
 
     # --- votes -------------------------------------------------------------------------------------------------
 
-    def decides(self, r: Seat) -> None:
+    def decides(self, r: Seat, _: object) -> None:
         """First passes are over, the conclusions of this iteration are still to be applied."""
-        rank, answer = r.rank, self._present(r)
+        rank = r.rank
         advanced, failed = moved(rank.journal)
+        answer = self._present(r) if failed else None
         for rid in failed if answer is not None else ():
             if answer is not None and answer.minima.get(rid, KVPoll.FAILED) != KVPoll.FAILED:
                 fail(r, rid, f"its handshake counts as failed, but the minimum of all ranks is {answer.minima[rid]}")
@@ -175,33 +182,41 @@ class Conclusions:
         """Nobody looks at a transfer here: a rank agrees to those that are bound to the slot it visits."""
         role, slot = r.rank.scheduler.role, r.rank.slot
         if isinstance(role, DecodeRole) and votes_go_on(r.rank, r.rank.iteration):
-            bound = tuple(q.rid for q in role.put_out if q.retraction_slot == slot)
+            bound = tuple([q.rid for q in role.put_out if q.retraction_slot == slot])
             self.tell(Voices(r.rank_id, r.rank.iteration, slot, RETRACT, (bound, ())))
 
     def harvested(self, r: Seat) -> None:
         """All conclusions of this iteration are applied."""
         rank = r.rank
         config, before = rank.config, self.moved.get(r.rank_id)
-        if config.role == "plain" or before is None:
+        if before is None:
             return
-        advanced, failed = (rids[count:] for rids, count in zip(moved(rank.journal), before))
-        gone = [q.rid for q, _ in self._left(r) if q.state is not State.ABORTED and q.rid not in advanced]
-        advanced += tuple(gone)
+        advanced, failed = moved(rank.journal)
+        advanced, failed = advanced[before[0] :], failed[before[1] :]
+        left = self._left(r)
+        if left:
+            advanced += tuple([q.rid for q, _ in left if q.state is not State.ABORTED and q.rid not in advanced])
         if (advanced or failed) and config.vote_variant == "agreed":
             about = rank.iteration - config.pp_size + 1
-            self.tell(Moves(r.rank_id, rank.iteration, rank.slot, about, advanced, failed, r.phase()))
+            self.tell(Moves(r.rank_id, rank.iteration, rank.slot, about, advanced, failed))
 
     def _left(self, r: Seat) -> list[tuple[Request, str]]:
         """Who has left a queue of its role since the last look, by no abort; with the queue. It is a look."""
-        before = self.queued.get(r.rank_id, {})
-        now = {q: name for name, queue in r.rank.scheduler.role.queues().items() for q in queue}
-        self.queued[r.rank_id] = now
-        return [(q, name) for q, name in before.items() if now.get(q) != name and not q.to_abort]
+        queues = r.rank.scheduler.role.queues()
+        before = self.queued.get(r.rank_id, NOBODY)
+        if queues == before:
+            return []
+        self.queued[r.rank_id] = {name: [*queue] for name, queue in queues.items()}
+        was = {q: name for name, queue in before.items() for q in queue}
+        now = {q: name for name, queue in queues.items() for q in queue}
+        return [(q, name) for q, name in was.items() if now.get(q) != name and not q.to_abort]
 
 
 def moved(journal: Journal) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Whom a rank has moved on in this iteration so far, and whom it has failed."""
-    return tuple(e.rid for e in journal.of(Advanced)), tuple(e.rid for e in journal.of(Ended) if e.failed)
+    if not journal.entries:
+        return (), ()
+    return tuple([e.rid for e in journal.of(Advanced)]), tuple([e.rid for e in journal.of(Ended) if e.failed])
 
 
 def fail(r: Seat, rid: str, text: str) -> None:

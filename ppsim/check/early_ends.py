@@ -11,11 +11,12 @@ is told to a client is an entry of the journal, and is judged while the state in
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ppsim.check.observers import Seat
 from ppsim.check.rules import fail
-from ppsim.core.effects import Decided, Decision, Reply
+from ppsim.core.effects import Decided, Reply
 from ppsim.core.messages import AbortReq, FlushCache, NewRequest
 from ppsim.core.schedule.foresight import RESERVE_TOKENS
 from ppsim.core.schedule.journal import Ended, Entry, Unfit
@@ -34,11 +35,13 @@ class EarlyEnds:
 
     def watch(self, r: Seat) -> None:
         """Hang it on a rank. Call before it runs."""
-        r.rank.journal.listeners.append(lambda entry: self.entered(r, entry))
-        r.observers.before(lambda effect: self.put_out(r, effect.decision), Decided)
+        r.rank.journal.listeners.append(partial(self.entered, r))
+        r.observers.before(partial(self.put_out, r), Decided)
 
     def entered(self, r: Seat, entry: Entry | Moved) -> None:
         """Something is done right now."""
+        if type(entry) is Moved:
+            return
         match entry:
             case Reply(status="refused"):
                 self._refused(r, entry.rid)
@@ -78,14 +81,17 @@ class EarlyEnds:
         if not named and all(entry.rid != rid for entry in rank.journal.of(Unfit)):
             fail("INV-88", r, rid, "it ends as aborted, but no abort that this rank has read names it")
 
-    def put_out(self, r: Seat, decision: Decision) -> None:
+    def put_out(self, r: Seat, effect: Decided) -> None:
         """INV-89: with the one that was put out last, the next tokens of the slot would not have fitted.
 
         Behind the decision those that stay have taken their pages, and it has given back its own.
         """
+        decision = effect.decision
+        if not decision.retracted:
+            return
         scheduler = r.rank.scheduler
         kv, page = scheduler.kv, scheduler.config.page_size
-        last = scheduler.requests.get(decision.retracted[-1]) if decision.retracted else None
+        last = scheduler.requests.get(decision.retracted[-1])
         if last is None or (kv.tiers is not None and kv.is_copying) or r.rank.journal.of(Unfit):
             return
         num_stay = sum(prefix_len % page == 0 for _, prefix_len, _ in decision.pieces)

@@ -43,21 +43,28 @@ class Lockstep:
     def decision(self, rank: int, decision: Decision) -> None:
         """Raises InvariantViolation if an earlier rank decided otherwise in this iteration."""
         first = self._first(self.decisions, decision)
-        if first is not decision and first != decision:
+        if first is not None and first != decision:
             differ(first, decision, self.decision_table, rank)
 
     def harvest(self, rank: int, harvest: Harvest) -> None:
         """Raises InvariantViolation if an earlier rank harvested otherwise in this iteration."""
         first = self._first(self.harvests, harvest)
-        if first is not harvest and first != harvest:
+        if first is not None and first != harvest:
             differ(first, harvest, HARVEST_INVARIANTS, rank)
 
-    def _first(self, seen: dict[int, tuple[T, int]], record: T) -> T:
-        first, num_before = seen.get(record.iteration, (record, 0))
+    def _first(self, seen: dict[int, tuple[T, int]], record: T) -> T | None:
+        """What the first rank has shown in this iteration; None: this is the first one."""
+        iteration = record.iteration
+        known = seen.get(iteration)
+        if known is None:
+            if self.num_ranks > 1:
+                seen[iteration] = (record, 1)
+            return None
+        first, num_before = known
         if num_before + 1 < self.num_ranks:
-            seen[record.iteration] = (first, num_before + 1)
+            seen[iteration] = (first, num_before + 1)
         else:
-            seen.pop(record.iteration, None)
+            del seen[iteration]
         return first
 
 

@@ -40,6 +40,9 @@ class PageClaims:
     def claim(self, r: Seat, rid: str, pages: list[int], iteration: int) -> None:
         """A launch uses these pages. Raises InvariantViolation for one that another request in flight still uses."""
         claim = self._present(r, rid, pages, iteration)
+        if len(claim.pages) == len(pages):
+            claim.iteration = iteration
+            return
         holders, pool = self.holders.setdefault(r.rank_id, {}), r.rank.scheduler.kv.pool
         new = pages[len(claim.pages) :]
         mine: tuple[Claim, ...] = (claim,)

@@ -54,6 +54,10 @@ class Pages:
     present: dict[str, Writer] = field(default_factory=dict)  # by request
     num_swaps: int = 0
 
+    def is_held(self, page: int, writer: Writer, place: int) -> bool:
+        """Whether it holds what this writer has put there: most decodes go on on a page of their own."""
+        return self.held.get(page) is writer and self.places.get(page) == place
+
     def write(self, pages: list[int], first: int, writer: Writer) -> None:
         self.held.update(zip(pages, repeat(writer)))
         self.places.update(zip(pages, range(first, first + len(pages))))
@@ -67,11 +71,17 @@ class PageContents:
 
     def exchanged(self, rank: int) -> None:
         """A stash has exchanged pages of somebody's list for those of a duplicate."""
-        self.of.setdefault(rank, Pages()).num_swaps += 1
+        self._of(rank).num_swaps += 1
+
+    def _of(self, rank: int) -> Pages:
+        pages = self.of.get(rank)
+        if pages is None:
+            pages = self.of[rank] = Pages()
+        return pages
 
     def ended(self, r: Seat, rids: Iterable[str]) -> None:
         """Requests that have ended on a rank, if they are not there again."""
-        pages = self.of.setdefault(r.rank_id, Pages())
+        pages = self._of(r.rank_id)
         for rid in rids:
             if rid not in r.rank.scheduler.requests:
                 pages.present.pop(rid, None)
@@ -81,7 +91,7 @@ class PageContents:
         request = r.rank.scheduler.requests.get(piece.rid)
         if request is None:
             return
-        pages, size = self.of.setdefault(r.rank_id, Pages()), r.rank.config.page_size
+        pages, size = self._of(r.rank_id), r.rank.config.page_size
         start, stop = piece.prefix_len, piece.prefix_len + piece.new_tokens
         mine, first, last = piece.kv.pages, start // size, -(-stop // size)
         if len(mine) < last:
@@ -98,8 +108,10 @@ class PageContents:
                 self._stands_on(r, piece, request, shared)
             self._takes(pages, writer, shared, size)
         self._read(r, pages, writer, piece, start)
-        self._write(r, pages, writer, piece, mine[first:last])
-        writer.seen[first:] = mine[first:last]
+        written = mine[first:last]
+        if len(written) != 1 or writer.sharers or not pages.is_held(written[0], writer, first):
+            self._write(r, pages, writer, piece, written)
+        writer.seen[first:] = written
         writer.num_written = stop
 
     def _stands_on(self, r: Seat, piece: Piece[KVRow], request: Request, num_pages: int) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from ppsim.check.observers import Seat
 from ppsim.check.page_contents import PageContents
@@ -53,11 +54,12 @@ class LaunchReads:
     def watch(self, r: Seat) -> None:
         """Hang it on a rank. ``pages`` also hears of exchanged ones (``Audit.swapped``)."""
         before, after = r.observers.before, r.observers.after
-        before(lambda effect: self.launches(r, effect), fx.Launch)
-        after(lambda effect, reply: self.wrote(r, effect, reply), fx.Launch)
-        before(lambda effect: self.awaits(r, effect), fx.AwaitTokens)
-        before(lambda effect: self.decided(r, effect.decision), fx.Decided)
-        after(lambda effect, _: self.harvested(r, effect.harvest), fx.Harvested)
+        before(partial(self.launches, r), fx.Launch)
+        after(partial(self.wrote, r), fx.Launch)
+        before(partial(self.awaits, r), fx.AwaitTokens)
+        if r.rank.config.is_first:
+            before(partial(self.decided, r), fx.Decided)
+        after(partial(self.harvested, r), fx.Harvested)
 
     # --- tensors -----------------------------------------------------------------------------------------------
 
@@ -66,14 +68,15 @@ class LaunchReads:
         batch, hidden = launch.batch, launch.hidden
         if hidden is not None:
             self._reads(r, HIDDEN, r.rank.link.prev, batch, hidden.payload)
+        is_first = r.rank.config.is_first
         for piece in batch.pieces:
-            if r.rank.config.is_first:
+            if is_first:
                 self._feeds(r, piece)
             self.pages.launches(r, piece)
 
     def wrote(self, r: Seat, launch: fx.Launch, reply: object) -> None:
         """The forward pass is under way; its result is what its payload holds."""
-        self.tell(Writes(r.rank_id, launch.batch.iteration, launch.batch.slot, r.content(reply), r.phase()))
+        self.tell(Writes(r.rank_id, launch.batch.iteration, launch.batch.slot, r.content(reply)))
 
     def awaits(self, r: Seat, effect: fx.AwaitTokens) -> None:
         """The output of the slot that is harvested now; replicas of a stage have outputs of their own."""
@@ -85,24 +88,28 @@ class LaunchReads:
 
     def _reads(self, r: Seat, what: str, writer: int, batch: ForwardBatch, payload: object) -> None:
         rid, place = batch.pieces[0].rid if batch.pieces else "", (r.rank_id, r.rank.iteration, r.rank.slot)
-        self.tell(Reads(*place, what, writer, batch.iteration, r.content(payload), rid, r.phase()))
+        self.tell(Reads(*place, what, writer, batch.iteration, r.content(payload), rid))
 
     # --- token ids ---------------------------------------------------------------------------------------------
 
-    def decided(self, r: Seat, decision: fx.Decision) -> None:
-        """New requests of this iteration's list."""
-        if not r.rank.config.is_first:
+    def decided(self, r: Seat, effect: fx.Decided) -> None:
+        """New requests of this iteration's list; the first stage alone embeds them."""
+        inputs, decision = r.rank.inputs, effect.decision
+        if not inputs:
             return
         known, requests = self.known.setdefault(r.rank_id, {}), r.rank.scheduler.requests
-        for item in r.rank.inputs:
+        for item in inputs:
             request = requests.get(item.rid) if isinstance(item, NewRequest) else None
             if isinstance(item, NewRequest) and request is not None and request.arrived == decision.iteration:
                 before = known.get(item.rid)
                 if before is None or before.arrived != request.arrived or request.spec.prompt == item.prompt:
                     known[item.rid] = Known(request.arrived, item.prompt, request.prompt_len)
 
-    def harvested(self, r: Seat, harvest: fx.Harvest) -> None:
+    def harvested(self, r: Seat, effect: fx.Harvested, _: object) -> None:
         """What was delivered is what the next launch of a request feeds in."""
+        harvest = effect.harvest
+        if not harvest.delivered and not harvest.finished:
+            return
         known = self.known.get(r.rank_id, {})
         for (rid, _), token in zip(harvest.delivered, harvest.token_ids, strict=True):
             if rid in known:

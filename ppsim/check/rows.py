@@ -7,6 +7,7 @@ row of a request begins where the one before ended, as long as the request keeps
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 from ppsim.check.observers import Seat
 from ppsim.check.rules import fail
@@ -31,7 +32,7 @@ class Rows:
 
     def watch(self, r: Seat) -> None:
         """Hang it on a rank."""
-        r.observers.before(lambda effect: self.launches(r, effect), Launch)
+        r.observers.before(partial(self.launches, r), Launch)
 
     def launches(self, r: Seat, launch: Launch) -> None:
         """Every row of a batch, before it runs."""

@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from ppsim.core.schedule.scheduler import Scheduler
     from ppsim.core.schedule.slots import Slot
 
+OVER, READY = (KVPoll.SUCCESS, KVPoll.FAILED), (KVPoll.WAITING_FOR_INPUT,)
+"""What a rank agrees to: in a vote on what is over, and in any other."""
+
 
 class Rules:
     """One for each process. ``tell`` takes what is held against the other ranks."""
@@ -53,37 +56,46 @@ class Rules:
         if not phase.startswith("first_pass_"):
             return
         name = phase.removeprefix("first_pass_")
-        good = (KVPoll.SUCCESS, KVPoll.FAILED) if name in TERMINAL_VOTES else (KVPoll.WAITING_FOR_INPUT,)
-        pairs = tuple(zip(effect.keys, values, strict=True))
-        view = tuple(rid for rid, v in pairs if v in good), tuple(rid for rid, v in pairs if v == KVPoll.FAILED)
-        self.tell(Voices(r.rank_id, effect.iteration, r.rank.slot, name, view, phase))
+        good = OVER if name in TERMINAL_VOTES else READY
+        pairs = [*zip(effect.keys, values, strict=True)]
+        view = tuple([rid for rid, v in pairs if v in good]), tuple([rid for rid, v in pairs if v == KVPoll.FAILED])
+        self.tell(Voices(r.rank_id, effect.iteration, r.rank.slot, name, view))
 
     def published(self, r: Seat, conclusion: Conclusion) -> None:
         """The last rank publishes a conclusion: all ranks have spoken."""
         if r.rank.config.is_last:
             about = (conclusion.name, conclusion.iteration, conclusion.good, conclusion.bad)
-            self.tell(Concludes(r.rank_id, r.rank.iteration, r.rank.slot, *about, r.phase()))
+            self.tell(Concludes(r.rank_id, r.rank.iteration, r.rank.slot, *about))
 
     # --- a decision -----------------------------------------------------------------------------------------
 
     def before_decision(self, r: Seat, decision: fx.Decision) -> None:
         """After the inputs were applied and the batch was chosen."""
-        self._newly_marked(r, [item for item in r.rank.inputs if isinstance(item, AbortReq)])
-        self._flushes(r, decision)
-        self._admissions(r, decision)
-        self._closed_slot(r, decision)
-        self.turns.decided(r, decision)
-        requests = r.rank.scheduler.requests
+        inputs, scheduler = r.rank.inputs, r.rank.scheduler
+        config, slots = scheduler.config, scheduler.slots.slots
+        slot = slots[decision.iteration % len(slots)]
+        self._newly_marked(r, [item for item in inputs if isinstance(item, AbortReq)] if inputs else [])
+        if inputs:
+            self._flushes(r, decision)
+        if decision.pieces or slot.launched is not None:
+            self._admissions(r, decision, slot)
+        self._closed_slot(r, decision, slot)
+        if config.max_consecutive_prefills or config.max_consecutive_chunks:
+            self.turns.decided(r, decision)
         for rid in decision.retracted:
+            requests = scheduler.requests
             if rid in requests and requests[rid].pages:
                 fail("INV-66", r, rid, f"it is retracted and still holds {len(requests[rid].pages)} pages")
 
     def _newly_marked(self, r: Seat, aborts: list[AbortReq]) -> None:
         """INV-68: whoever is marked for abort was named by an abort of this list."""
-        marked = self.marked.setdefault(r.rank_id, {})
         requests = r.rank.scheduler.requests
-        for request in requests.values():
-            if request.to_abort and marked.get(request.rid) != request.arrived:
+        found = [request for request in requests.values() if request.to_abort]
+        if not found:
+            return
+        marked = self.marked.setdefault(r.rank_id, {})
+        for request in found:
+            if marked.get(request.rid) != request.arrived:
                 if not any(item.abort_all or item.rid == request.rid for item in aborts):
                     fail(
                         "INV-68",
@@ -108,7 +120,7 @@ class Rules:
 
     # --- admission: INV-69 ----------------------------------------------------------------------------------------
 
-    def _admissions(self, r: Seat, decision: fx.Decision) -> None:
+    def _admissions(self, r: Seat, decision: fx.Decision, slot: Slot) -> None:
         """A request is admitted only if all of it fits, not just the chunk of this batch (bugs.md B90).
 
         In pages that it does not hold yet; the KV of a last token is never written. Admission looks before the decode
@@ -117,7 +129,7 @@ class Rules:
         scheduler = r.rank.scheduler
         pool = scheduler.kv.pool
         known = self.known.setdefault(r.rank_id, set())
-        self._places(r, decision, known)
+        self._places(r, slot, known)
         for rid, prefix_len, new_tokens in decision.pieces if decision.mode in ("extend", "mixed") else ():
             request = scheduler.requests.get(rid)
             key = life_of(request) if request is not None else ""
@@ -133,13 +145,15 @@ class Rules:
                 text = f"it is admitted, but {rest} more prompt tokens and its output ({missing} in all) do not fit "
                 fail("INV-69", r, rid, text + f"into the {left} tokens that are left")
 
-    def _places(self, r: Seat, decision: fx.Decision, known: set[str]) -> None:
+    def _places(self, r: Seat, slot: Slot, known: set[str]) -> None:
         """Whoever is admitted had a place in its slot. A prompt that is being cut goes on without one (bugs.md B17)."""
-        scheduler = r.rank.scheduler
-        slot, limit = scheduler.slots.current(decision.iteration), scheduler.config.max_micro_batch_size
         launched = () if slot.launched is None else slot.launched.requests
-        fresh = [q.rid for q in launched if q.state is State.PREFILL and life_of(q) not in known]
-        cut = [q.rid for q in launched if q.state is State.PREFILL and life_of(q) in known]
+        prefills = [q for q in launched if q.state is State.PREFILL]
+        fresh = [q.rid for q in prefills if life_of(q) not in known]
+        if not fresh:
+            return
+        limit = r.rank.scheduler.config.max_micro_batch_size
+        cut = [q.rid for q in prefills if life_of(q) in known]
         members = dict.fromkeys(q.rid for q in (*slot.running, *launched) if not q.is_terminal and q.rid not in cut)
         if fresh and len(members) > limit:
             text = f"it is admitted to slot {slot.index}, which then holds {len(members)} requests, at most {limit} "
@@ -161,19 +175,23 @@ class Rules:
         rows = [(scheduler.requests.get(rid), prefix_len) for rid, prefix_len, _ in decision.pieces]
         return page * sum(q is not None and q.state is State.DECODE and at % page == 0 for q, at in rows)
 
-    def _closed_slot(self, r: Seat, decision: fx.Decision) -> None:
+    def _closed_slot(self, r: Seat, decision: fx.Decision, slot: Slot) -> None:
         """A slot is closed (batch_is_full) only where it has no place, no row or no tokens left (bugs.md B86)."""
         scheduler = r.rank.scheduler
-        slot = scheduler.slots.current(decision.iteration)
         key = (r.rank_id, slot.index)
         closed = slot.batch_is_full and not self.was_full.get(key, False)
         self.was_full[key] = slot.batch_is_full
+        may_mix = scheduler.config.enable_mixed_chunk
+        if not closed and not may_mix:
+            return
         beside = [*slot.running, *(() if slot.launched is None else slot.launched.requests)]
-        members = dict.fromkeys(q.rid for q in beside)
-        # Mixing drops who has ended after they were counted for the last time, also where nobody is left to be mixed.
-        mixes = scheduler.config.enable_mixed_chunk and decision.mode in ("extend", "mixed")
-        counted = self.members.get(key, {}) | members if mixes else members
-        self.members[key] = members
+        members = dict.fromkeys([q.rid for q in beside])
+        counted = members
+        if may_mix:
+            # Mixing drops who has ended after they were counted last, also where nobody is left to be mixed.
+            if decision.mode in ("extend", "mixed"):
+                counted = self.members.get(key, {}) | members
+            self.members[key] = members
         if not closed or not scheduler.waiting or not scheduler.role.prefills:
             return
         taken = len(counted)
@@ -216,30 +234,31 @@ class Rules:
 
     def harvested(self, r: Seat, harvest: fx.Harvest) -> None:
         """After everything that this iteration delivered or ended."""
-        scheduler = r.rank.scheduler
-        marked = self.marked.setdefault(r.rank_id, {})
-        for rid, n in harvest.delivered:
+        scheduler, marked = r.rank.scheduler, self.marked.get(r.rank_id, {})
+        for rid, n in harvest.delivered if marked else ():
             request = scheduler.requests.get(rid)
             if rid in marked and (request is None or request.arrived == marked[rid]):
                 fail("INV-67", r, rid, f"it delivers its token {n} although it is marked for abort")
         self._newly_marked(r, [])
-        for rid in harvest.finished:
-            marked.pop(rid, None)
+        for rid in harvest.finished if marked else ():
+            self.marked[r.rank_id].pop(rid, None)
         self._pages(r)
 
     def _pages(self, r: Seat) -> None:
         """INV-66: the pages that are not free are those of the tree and those that requests hold alone."""
         scheduler = r.rank.scheduler
         pool, tree = scheduler.kv.pool, scheduler.kv.tree
-        held = (tree.evictable_tokens + tree.protected_tokens) // pool.page_size
+        page_size = pool.page_size
+        held = (tree.evictable_tokens + tree.protected_tokens) // page_size
         for request in scheduler.requests.values():
-            held += len(request.pages) - request.cached_len // pool.page_size
+            held += len(request.pages) - request.cached_len // page_size
+            kv_len = request.kv_len
+            if not kv_len:
+                continue
             at_rest = request.state is State.DECODE and not request.num_inflight and not request.to_abort
             known = request.seq_len - at_rest
-            if request.kv_len > known:
-                fail(
-                    "INV-66", r, request.rid, f"it holds KV for {request.kv_len} tokens, but only {known} are computed"
-                )
+            if kv_len > known:
+                fail("INV-66", r, request.rid, f"it holds KV for {kv_len} tokens, but only {known} are computed")
         used = pool.num_pages - pool.num_free_pages
         if used > held:
             fail("INV-23", r, "", f"pages are lost: {used} are in use, but cache and requests hold {held}")

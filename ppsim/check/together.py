@@ -3,14 +3,18 @@
 Rule: ranks are known here by records alone, small tuples that can travel from another process. The first record of a
 kind and iteration is the one that the others are held against, so the reply depends on the order in which records come;
 a world hands them over as its ranks make them, ``in_order`` puts those of separate processes into one order.
+
+What every rank shows in every iteration has a short way (``shows_the_same``): a record is made only where it differs.
+``phase`` of a record is empty where the ranks are still at hand when it is looked at, as then their loops say it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from ppsim.check.lockstep import Lockstep
+from ppsim.check.shown import Values
 from ppsim.core.disagg.ballots import TERMINAL_VOTES
 from ppsim.core.effects import Decision, Harvest
 from ppsim.core.errors import InvariantViolation
@@ -170,7 +174,7 @@ class Together:
     def __init__(self, num_ranks: int, *, check: bool, audited: bool) -> None:
         self.num_ranks = num_ranks
         self.lockstep = Lockstep(num_ranks, audited=audited) if check else None
-        self.firsts: dict[tuple[str, int], tuple[Parts, int]] = {}
+        self.firsts: dict[tuple[str, int], tuple[Values, int]] = {}
         self.views: dict[tuple[str, int], dict[int, View]] = {}  # (vote, iteration) -> what each rank saw
         self.samples: dict[int, dict[str, int]] = {}
         self.written: dict[int, dict[int, int]] = {}  # rank -> iteration -> content
@@ -178,60 +182,82 @@ class Together:
             int, tuple[set[str], set[str]]
         ] = {}  # iteration of the votes -> good and bad of all of them
         self.emptied: dict[str, tuple[int, ...]] = {}  # flush -> ranks that have done it and were not answered for
+        self._takers: dict[type[Record], Callable[[Any], None]] = {
+            Shown: self._compare,
+            Decides: self._decides,
+            Harvests: self._harvests,
+            Voices: self._speaks,
+            Concludes: self._agrees,
+            Moves: self._named,
+            Samples: self._samples,
+            Delivers: self._own_samples,
+            Writes: self._writes,
+            Reads: self._as_written,
+            Empties: self._empties,
+            Answers: self._flushed,
+        }
 
     def take(self, record: Record) -> None:
         """Raises InvariantViolation if this record does not go with the earlier ones."""
         try:
-            self._take(record)
+            self._takers[type(record)](record)
         except InvariantViolation as broken:
             broken.phase = broken.phase or record.phase
             raise
 
-    def _take(self, record: Record) -> None:
-        match record:
-            case Shown():
-                self._compare(record)
-            case Decides():
-                if self.lockstep is not None:
-                    self.lockstep.decision(record.rank, record.decision)
-            case Harvests():
-                if self.lockstep is not None:
-                    self.lockstep.harvest(record.rank, record.harvest)
-            case Voices():
-                self.views.setdefault((record.vote, record.iteration), {})[record.rank] = record.view
-                if len(self.views) > MAX_VIEWS:
-                    del self.views[next(iter(self.views))]
-            case Concludes():
-                self._agrees(record)
-            case Samples():
-                self.samples[record.iteration] = dict(record.tokens)
-                self.samples.pop(record.iteration - NUM_SAMPLED_KEPT, None)
-            case Delivers():
-                self._own_samples(record)
-            case Moves():
-                self._named(record)
-            case Writes():
-                mine = self.written.setdefault(record.rank, {})
-                mine[record.iteration] = record.content
-                mine.pop(record.iteration - NUM_SAMPLED_KEPT, None)
-            case Reads():
-                self._as_written(record)
-            case Empties():
-                self.emptied[record.rid] = (*self.emptied.get(record.rid, ()), record.rank)
-            case Answers():
-                self._flushed(record)
+    def shows_the_same(self, what: str, at: int, values: Values) -> bool:
+        """The short way of a ``Shown``. True: it goes with the earlier ones, and is taken. False: nothing is taken."""
+        key = (what, at)
+        known = self.firsts.get(key)
+        if known is None:
+            if self.num_ranks > 1:
+                self.firsts[key] = (values, 1)
+            return True
+        first, seen = known
+        if first != values:
+            return False
+        if seen + 1 == self.num_ranks:
+            del self.firsts[key]
+        else:
+            self.firsts[key] = (first, seen + 1)
+        return True
+
+    def _decides(self, record: Decides) -> None:
+        if self.lockstep is not None:
+            self.lockstep.decision(record.rank, record.decision)
+
+    def _harvests(self, record: Harvests) -> None:
+        if self.lockstep is not None:
+            self.lockstep.harvest(record.rank, record.harvest)
+
+    def _speaks(self, record: Voices) -> None:
+        self.views.setdefault((record.vote, record.iteration), {})[record.rank] = record.view
+        if len(self.views) > MAX_VIEWS:
+            del self.views[next(iter(self.views))]
+
+    def _samples(self, record: Samples) -> None:
+        self.samples[record.iteration] = dict(record.tokens)
+        self.samples.pop(record.iteration - NUM_SAMPLED_KEPT, None)
+
+    def _writes(self, record: Writes) -> None:
+        mine = self.written.setdefault(record.rank, {})
+        mine[record.iteration] = record.content
+        mine.pop(record.iteration - NUM_SAMPLED_KEPT, None)
+
+    def _empties(self, record: Empties) -> None:
+        self.emptied[record.rid] = (*self.emptied.get(record.rid, ()), record.rank)
 
     def _compare(self, shown: Shown) -> None:
         """Hold a rank's parts against those of the first rank that came to this iteration."""
-        key, parts = (shown.what, shown.at), shown.parts
-        first, seen = self.firsts.get(key, (parts, 0))
+        if self.shows_the_same(shown.what, shown.at, tuple([value for _, _, value in shown.parts])):
+            return
+        key = (shown.what, shown.at)
+        first, seen = self.firsts[key]
         if seen + 1 == self.num_ranks:
-            self.firsts.pop(key, None)
+            del self.firsts[key]
         else:
             self.firsts[key] = (first, seen + 1)
-        if first == parts:
-            return
-        for (invariant, name, mine), (_, _, other) in zip(parts, first, strict=True):
+        for (invariant, name, mine), other in zip(shown.parts, first, strict=True):
             if mine != other:
                 named = refined(invariant, mine, other)
                 if named:

@@ -91,7 +91,7 @@ class Judge:
     def tell(self, record: Record) -> None:
         """What ranks are held against each other by."""
         if self.of_processes:
-            self.records[record.rank].append(record)
+            self.records[record.rank].append(record._replace(phase=self.setting.ranks[record.rank].phase()))
         else:
             self.together.take(record)
 

@@ -311,7 +311,8 @@ def watch_ranks(setting: Setting, side: str = "") -> None:
     """Hang on the ranks whoever looks at them, in this order. ``side`` names the pipeline where there are two."""
     scenario, run = setting.scenario, setting.scenario.run
     together = Together(len(setting.ranks), check=run.check, audited=run.invariants)
-    audit = Audit(together.take, commits_wait=scenario.links.commit != "none") if run.invariants else None
+    commits_wait = scenario.links.commit != "none"
+    audit = Audit(together.take, commits_wait=commits_wait, together=together) if run.invariants else None
     for simulated in setting.ranks:
         setting.watch.watch(simulated)
         if audit is not None:

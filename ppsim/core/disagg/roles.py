@@ -78,4 +78,4 @@ class Role:
     def key(self) -> tuple[tuple[str, ...], ...]:
         """Canonical content for digests: the rids of every queue in order (invariant 46)."""
         queues = self.queues()
-        return tuple([tuple([r.rid for r in queue]) for queue in queues.values()]) if queues else ()
+        return tuple([tuple([r.spec.rid for r in q]) if q else () for q in queues.values()]) if queues else ()

@@ -124,6 +124,11 @@ class Pool:
         """Number of holders of a page."""
         return self._refs[page] if 0 <= page < len(self._refs) else 0
 
+    def holders(self, pages: Sequence[int]) -> list[int]:
+        """``refs`` of each of these pages."""
+        refs, known = self._refs, len(self._refs)
+        return [refs[page] if 0 <= page < known else 0 for page in pages]
+
     def first_held_once(self, pages: Sequence[int]) -> int | None:
         """The first of these pages that has one holder and no more; None if there is none."""
         run = run_of(pages)
@@ -211,7 +216,7 @@ class Pool:
             return "a page is in the free list twice"
         refs = self._refs
         num_held = 0 if refs == repeated(0, len(refs)) else len(refs) - refs.count(0)
-        both = any(self.refs(page) for page in returned) if num_held else False
+        both = any(self.holders(returned)) if num_held else False
         both |= any(self._refs[page] for page in range(new.start, len(self._refs)))
         if self.num_free_pages + num_held != self.num_pages or both:
             return f"{self.num_free_pages} free + {num_held} held pages are not the {self.num_pages} of the pool"
