@@ -110,8 +110,7 @@ class Representative:
         self.flights: dict[int, Flight] = {}
         self.told: tuple[list[fx.Reply], list[fx.Reply]] = ([], [])
         self.stages = [
-            StageTimes(k, scenario, setting.network, self.flights, self.told, self._tell)
-            for k in range(self.num_ranks)
+            StageTimes(k, scenario, setting.network, self.flights, self.told, self._tell) for k in range(self.num_ranks)
         ]
         for k, stage in enumerate(self.stages):
             stage.before = self.stages[k - 1]
@@ -195,7 +194,7 @@ class Representative:
     # --- time ----------------------------------------------------------------------------------------------------
 
     def _wave(self, number: int, launched: int) -> None:
-        """Rank k makes its iteration ``number - k``; the first rank's has been decided, and is the last one that was."""
+        """Rank k makes its iteration ``number - k``; the first rank's is the last one that was decided."""
         wave = self.wave.following.get(launched) or self._follow(launched)
         self.wave = wave
         for word, k in wave.steps:
