@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
+from pathlib import Path
 from typing import TypeAlias
 
 from ppsim.cost.coefficients import Coefficients
@@ -20,7 +21,7 @@ from ppsim.cost.sglang_chunks import ALIGN_TOKENS, ChunkPredictor, fit_profile, 
 from ppsim.cost.slot_loop import HostAndLink, slot_loop
 from ppsim.cost.stage import NS_PER_MS
 from ppsim.errors import ScenarioError
-from ppsim.scenario.layers import partition_of
+from ppsim.scenario.layers import changed_at, partition_of
 from ppsim.scenario.stagecost import stage_cost
 from ppsim.scenario.tree import Scenario
 
@@ -32,6 +33,13 @@ def chunk_table(s: Scenario) -> Table:
     c = s.scheduler
     if not c.enable_dynamic_chunking or c.dynamic_chunking_smooth_factor == 0:
         return ()
+    return dynamic_table(s, *(changed_at(Path(key)) if key else 0 for key in (s.model.key, s.gpu.key)))
+
+
+@lru_cache(maxsize=8)  # every rank asks for it
+def dynamic_table(s: Scenario, model_changed_ns: int, gpu_changed_ns: int) -> Table:
+    """Likewise, where it is on. The other two: when the files of model and GPU were written; a changed one counts."""
+    c = s.scheduler
     if c.chunk_planner == "sglang":
         predictor = sglang_predictor(s)
         return breakpoints(lambda prefix: predictor.next_chunk(prefix) or 0, c.context_length)
@@ -81,7 +89,6 @@ def breakpoints(size_at: Callable[[int], int], stop: int) -> Table:
     return tuple(found)
 
 
-@lru_cache(maxsize=8)  # every rank asks for it
 def planned(s: Scenario) -> Plan:
     """The plan of one of our own planners for the longest prompt."""
     c, length = s.scheduler, longest_prompt(s)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +21,8 @@ from ppsim.cost.sglang_chunks import (
     profile_lengths,
 )
 from ppsim.errors import ScenarioError
+from ppsim.scenario import chunks, load_scenario
+from ppsim.scenario.rank import rank_config
 
 VECTORS = [  # L, C, page, context, cap, s, root, int(y), result; a = 1e-6, b = 1e-3 ms
     (0, 8192, 1, 131072, 16384, 0.75, 8192.0, 8192, 8192),
@@ -181,3 +186,32 @@ def test_impossible_limits_are_refused_by_name(name: str, value: int) -> None:
         replace(ChunkPredictor(1e-6, 1e-3, 4096), **changed)
     with pytest.raises(ScenarioError, match=r"smooth_factor: must be between 0 and 1, got 1.5"):
         ChunkPredictor(1e-6, 1e-3, 4096, smooth_factor=1.5)
+
+
+# --- the table of a scenario ---------------------------------------------------------------------------------------
+
+
+def test_the_ranks_have_one_table_that_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+
+    def profiled(s: Any) -> ChunkPredictor:
+        made.append(s.name)
+        return ChunkPredictor(1e-6, 1e-3, s.scheduler.chunked_prefill_size)
+
+    monkeypatch.setattr(chunks, "sglang_predictor", profiled)
+    s = load_scenario("paper/qwen3_235b_h20_pp8", ["seed=90417"])  # a scenario that no other test has
+    tables = {rank_config(s, rank).chunk_table for rank in range(8)}
+    assert len(tables) == 1
+    assert len(made) == 1
+
+
+def test_a_config_that_was_written_again_gives_another_table(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    model = json.loads((Path(__file__).parents[1] / "data" / "models" / "shared_expert.json").read_text())
+    sets = [f"model.key={json.dumps(str(path))}", "cluster.pp_size=2", "cluster.tp_size=1"]
+    tables = []
+    for second, hidden_size in enumerate((model["hidden_size"], 2 * model["hidden_size"]), 1):
+        path.write_text(json.dumps({**model, "hidden_size": hidden_size}))
+        os.utime(path, (second, second))
+        tables.append(chunks.chunk_table(load_scenario("paper/qwen3_235b_h20_pp8", sets)))
+    assert tables[0] != tables[1]

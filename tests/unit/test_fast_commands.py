@@ -110,9 +110,9 @@ def test_a_tuning_and_the_published_figures_say_which_key_it_is() -> None:
     done = run(TUNE, "--fast", "--set", "links.jitter_us=5")
     assert done.exit_code == EXIT_USAGE
     assert "one rank cannot stand for all here: links.jitter_us" in done.stderr
-    with pytest.raises(ScenarioError, match="links.jitter_us"):
+    with pytest.raises(ScenarioError, match=r"links\.jitter_us"):
         ppsim.tune("tiny", fast=True, jitter_us=5, prompt_tokens=400, max_cp_size=1, tp_comm_ms_per_token=0.01)
-    with pytest.raises(ScenarioError, match="links.jitter_us"):
+    with pytest.raises(ScenarioError, match=r"links\.jitter_us"):
         PaperRuns(0.57, ("links.jitter_us=5",), fast=True).ttft_s("deepseek_v31_h20_pp4_fixed_12288")
 
 
