@@ -78,12 +78,12 @@ def counted(scheduler: Scheduler) -> bool:
     if chunked is not None:
         found.append(chunked)
     for slot in scheduler.slots.slots:
-        own: list[Request] = []
-        if slot.running:
-            own += [q for q in slot.running if q.state not in TERMINAL]
-        if slot.last_batch is not None:
-            own += joining(slot.last_batch, chunked)
-        found += own
+        running, last = slot.running, slot.last_batch
+        own = [q for q in running if q.state not in TERMINAL] if running else []
+        if last is not None:
+            own += joining(last, chunked)
+        if own:
+            found += own
         if slot.in_flight and slot.launched is not None:
             in_flight.append((slot.launched, own))
     for batch, own in in_flight:

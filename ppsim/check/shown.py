@@ -28,7 +28,7 @@ def behind_inputs(scheduler: Scheduler, inputs: Sequence[Input], iteration: int)
         tuple([str(item) for item in inputs]) if inputs else (),
         () if tiers is None else tiers.tier_parts(),
         *done_to(scheduler.journal.entries),
-        ids(scheduler.grammar_queue),
+        ids(scheduler.grammar_queue) if scheduler.grammar_queue else (),
         scheduler.role.key(),
         (scheduler.kv.enable_radix_cache, bool(config.chunk_table)),
         config.max_micro_batch_size,
@@ -43,7 +43,7 @@ def behind_harvest(scheduler: Scheduler) -> Values:
     return (
         () if tiers is None else tiers.tier_parts(),
         *done_to(scheduler.journal.entries),
-        ids(scheduler.grammar_queue),
+        ids(scheduler.grammar_queue) if scheduler.grammar_queue else (),
         scheduler.role.key(),
     )
 
@@ -54,18 +54,18 @@ def behind_decision(scheduler: Scheduler, iteration: int) -> Values:
     batch, tree = scheduler.slots.current(iteration).launched, kv.tree
     return (
         batch is not None and batch.forward.skip_output_comm,
-        tuple([(q.spec.rid, n) for q in requests if (n := q.inflight_middle_chunks)]),
+        tuple([(q.spec.rid, n) for q in requests if (n := q.inflight_middle_chunks)]) if requests else (),
         (tree.num_evicted, tree.victims_digest),
         kv.pool.free_tokens,
         tree.evictable_tokens,
         (tree.clock, tree.num_nodes),
         (len(kv.free_rows), scheduler.role.num_buffers),
-        ids(scheduler.waiting),
+        ids(scheduler.waiting) if scheduler.waiting else (),
         tuple([tuple([q.spec.rid for q in slot.running]) if slot.running else () for slot in slots]),
         tuple([slot.batch_is_full for slot in slots]),
         scheduler.num_idle_resets,
         scheduler.ratio.key(),
-        tuple([(q.spec.rid, at) for q in requests if (at := q.retraction_slot) is not None]),
+        tuple([(q.spec.rid, at) for q in requests if (at := q.retraction_slot) is not None]) if requests else (),
     )
 
 
@@ -92,4 +92,4 @@ def done_to(entries: Sequence[Entry]) -> tuple[Values, Values, Values]:
 
 def ids(requests: Sequence[Request]) -> tuple[str, ...]:
     """Of a queue, in order."""
-    return tuple([q.spec.rid for q in requests]) if requests else ()
+    return tuple([q.spec.rid for q in requests])

@@ -28,6 +28,7 @@ from ppsim.fuzz.generate import generated
 from ppsim.fuzz.profiles import Profile, profile_named
 from ppsim.plugin import Loaded, load
 from ppsim.recording.diff import first_difference
+from ppsim.world.collector import seldom_collected
 
 ROUND = 100
 TWICE_EVERY = 20  # one example in so many is run a second time
@@ -82,23 +83,24 @@ def run_round(order: Order, number: int, num_examples: int, deadline: float | No
     digests: list[str] = []
 
     try:
-        for index in range(num_examples):
-            if deadline is not None and time.monotonic() > deadline:
-                break
-            experiment = generated(profile, order.seed, number, index)
-            try:
-                outcome = examine(experiment, made.change, result, order.terms)
-            except UsageError as error:
-                result.refused = str(error)
-                break
-            if outcome is None:
-                continue
-            digests.append(outcome.digest)
-            if outcome.signature is not None:
-                result.failing = experiment
-                result.signature = outcome.signature
-                result.endless = outcome if outcome.signature.invariant == NO_END else None
-                break
+        with seldom_collected():  # what an example leaves is given back some examples later
+            for index in range(num_examples):
+                if deadline is not None and time.monotonic() > deadline:
+                    break
+                experiment = generated(profile, order.seed, number, index)
+                try:
+                    outcome = examine(experiment, made.change, result, order.terms)
+                except UsageError as error:
+                    result.refused = str(error)
+                    break
+                if outcome is None:
+                    continue
+                digests.append(outcome.digest)
+                if outcome.signature is not None:
+                    result.failing = experiment
+                    result.signature = outcome.signature
+                    result.endless = outcome if outcome.signature.invariant == NO_END else None
+                    break
     except KeyboardInterrupt:
         result.is_cut = True
     result.digest = digest(number, tuple(digests))
