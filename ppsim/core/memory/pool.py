@@ -275,7 +275,7 @@ def integers(start: int, stop: int) -> list[int]:
     return found
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=256)
 def block(number: int) -> list[int]:
     """The integers of a block."""
     return list(range(number * BLOCK, (number + 1) * BLOCK))

@@ -246,6 +246,8 @@ class Journal:
             if isinstance(entry, Delivered):
                 delivered.append((entry.rid, entry.n))
                 tokens.append(entry.token)
+            elif isinstance(entry, Reply):  # one a token
+                continue
             elif isinstance(entry, Ended):
                 (by_token if entry.by_token else at_rest if harvested is None else behind).append(entry.rid)
             elif isinstance(entry, Absorbed):
