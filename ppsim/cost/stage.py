@@ -59,22 +59,24 @@ class QuadraticCost:
     first_ms: float = 0.0
 
     def batch_ns(self, stage: int, slot: int, work: Sequence[Work]) -> int:
-        return self.pieces_ns(stage, work, [prefix_len == 0 for prefix_len, _, _ in work])
+        return self.pieces_ns(stage, work)
 
-    def pieces_ns(self, stage: int, work: Sequence[Work], opens: Sequence[bool]) -> int:
-        """As ``batch_ns``. ``opens``: of each piece, whether its prompt has nothing before it (of a rank's share of a
-        piece, too, that a context-parallel stage moves away from the start)."""
+    def pieces_ns(self, stage: int, work: Sequence[Work], opens: Sequence[bool] | None = None) -> int:
+        """As ``batch_ns``. ``opens``: of each piece, whether its prompt has nothing before it, where that is not plain
+        from its prefix (of a rank's share of a piece, which a context-parallel stage moves away from the start)."""
         compute = 0.0
         num_tokens = 0
         rows = 0
         kv_tokens = 0
         pieces = 0
-        for (prefix_len, new_tokens, is_decode), is_open in zip(work, opens, strict=True):
+        reads_own = self.decode_reads_own_token
+        for place, (prefix_len, new_tokens, is_decode) in enumerate(work):
             num_tokens += new_tokens
             if is_decode:
                 rows += 1
-                kv_tokens += prefix_len + (new_tokens if self.decode_reads_own_token else 0)
+                kv_tokens += prefix_len + new_tokens if reads_own else prefix_len
                 continue
+            is_open = prefix_len == 0 if opens is None else opens[place]
             c = self.c_ms if self.c_once == "piece" or pieces == 0 else 0.0
             pieces += 1
             first = self.first_ms if is_open else 0.0

@@ -8,6 +8,7 @@ import pytest
 
 from ppsim.core.actions import AbortSender, Compile
 from ppsim.core.config import RankConfig
+from ppsim.core.digest import digest
 from ppsim.core.effects import Harvest, Reply
 from ppsim.core.messages import AbortReq
 from ppsim.core.schedule.journal import (
@@ -24,7 +25,7 @@ from ppsim.core.schedule.journal import (
 )
 from ppsim.core.schedule.request import Event, Moved, State
 from tests.interactions.experiment import Arrival, Experiment, request
-from tests.interactions.one_rank import OneRank
+from tests.interactions.one_rank import OneRank, sample
 from tests.interactions.ring import Ring
 
 
@@ -143,3 +144,35 @@ def test_a_retraction_is_in_the_decision_of_its_own_iteration_alone() -> None:
     told = [(iteration, entry.rid) for iteration, entry in heard if isinstance(entry, Retracted)]
     assert told, "else this shows nothing"
     assert [(iteration, rid) for iteration, rids in decided.items() for rid in rids] == told
+
+
+def test_the_digest_of_a_decision_is_that_of_the_state_behind_it_whether_it_changed_or_not() -> None:
+    """Written down here once more, field by field; an idle rank's is the same visit after visit."""
+    arrivals = (
+        Arrival(0, request("A", [1] * 9, 4)),
+        Arrival(1, request("B", [1] * 9, 3)),
+        Arrival(30, request("C", [2] * 5, 3)),
+    )
+    rank = OneRank(Experiment(RankConfig(0, 2, chunked_prefill_size=4), 100, arrivals))
+    s, seen = rank.scheduler, set[str]()
+    for _ in range(60):
+        s.apply(rank.experiment.due(rank.iteration))
+        slot = s.slots.current(rank.iteration)
+        batch, decision = s.schedule(rank.iteration)
+        queues = (
+            [r.rid for r in s.waiting],
+            [r.rid for r in s.grammar_queue],
+            s.role.key(),
+            [r.rid for r in slot.running],
+        )
+        kv, tree = s.kv, s.kv.tree
+        numbers = kv.pool.free_tokens, tree.evictable_tokens, tree.clock, tree.num_nodes, len(kv.free_rows)
+        assert decision.state_digest == digest(*queues, slot.batch_is_full, *numbers, s.ratio.key())
+        seen.add(decision.state_digest)
+        if batch is not None:
+            rank.tokens[rank.iteration] = sample(batch)
+        due = s.slots.to_harvest(rank.iteration)
+        s.absorb(rank.iteration, rank.tokens[due.launched.iteration] if due.in_flight and due.launched else None)
+        s.journal.flush()
+        rank.iteration += 1
+    assert 10 < len(seen) < 40

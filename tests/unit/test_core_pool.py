@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ppsim.core.errors import PoolError
-from ppsim.core.memory.pool import MIN_RUN, Pool, run_of
+from ppsim.core.memory.pool import BLOCK, MIN_RUN, Pool, integers, parts_of, run_of
 
 
 class PoolAgainstHolderLists(RuleBasedStateMachine):
@@ -104,6 +104,49 @@ def test_a_run_is_the_pages_in_their_order_and_only_that() -> None:
     assert run_of(list(range(39, 4, -1))) is None
     assert run_of([5, *range(7, 39), 6, 39]) is None, "right ends, right length, another order"
     assert run_of([]) is None
+
+
+SEGMENTS = st.lists(st.tuples(st.integers(1, 400), st.integers(1, 90), st.sampled_from([1, 1, 2, -1])), max_size=6)
+
+
+@given(SEGMENTS)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_the_parts_of_a_list_are_its_pages_in_order_and_long_runs_are_ranges(
+    segments: list[tuple[int, int, int]],
+) -> None:
+    """Pages that follow each other, every second one, or backwards; against a walk for the runs."""
+    pages = [first + step * i for first, length, step in segments for i in range(length) if first + step * i > 0]
+    parts = parts_of(pages)
+    assert [page for part in parts for page in part] == pages
+    assert all(len(part) >= MIN_RUN for part in parts if isinstance(part, range))
+    begins = [i for i, page in enumerate(pages) if i == 0 or pages[i - 1] + 1 != page]
+    lengths = [stop - start for start, stop in zip(begins, [*begins[1:], len(pages)])]
+    due = sum(length - 2 * MIN_RUN for length in lengths if length > 2 * MIN_RUN)  # its two ends may be left over
+    assert sum(len(part) for part in parts if isinstance(part, range)) >= due
+
+
+def test_a_list_that_only_looks_like_a_run_costs_no_square() -> None:
+    """The right ends at every place, and two pages exchanged in every sixteen: looked at a few times, not n / 16."""
+    pages = [page ^ 3 if page % 16 in (5, 6) else page for page in range(16, 16 + 64 * MIN_RUN)]
+
+    class Counted(list[int]):
+        num_read = 0
+
+        def __getitem__(self, at: object) -> object:  # type: ignore[override]
+            found = super().__getitem__(at)  # type: ignore[index]
+            Counted.num_read += len(found) if isinstance(found, list) else 1
+            return found
+
+    assert [page for part in parts_of(Counted(pages)) for page in part] == pages
+    assert Counted.num_read < 6 * len(pages)
+
+
+def test_integers_are_what_they_say_and_belong_to_who_asked() -> None:
+    for start, stop in ((0, 0), (3, 5), (0, 40), (BLOCK - 30, BLOCK + 30), (BLOCK, 3 * BLOCK + 1), (7, 7)):
+        assert integers(start, stop) == list(range(start, stop))
+    mine = integers(0, BLOCK)
+    mine[5] = 99
+    assert integers(0, 40) == list(range(40)), "a list that is changed is nobody else's"
 
 
 def test_a_run_with_a_free_page_in_it_is_refused_and_names_the_page() -> None:

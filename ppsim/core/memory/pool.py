@@ -54,7 +54,8 @@ class FreePages:
         if num_left == 0:
             return pages
         self.first_new = min(first_new + num_left, self.end)
-        pages += integers(first_new, self.first_new)
+        new = integers(first_new, self.first_new)
+        pages = pages + new if pages else new
         if len(pages) < num_pages:
             pages += self._take_returned(num_pages - len(pages))
         return pages
@@ -72,7 +73,7 @@ class FreePages:
                 del group[-num_pages:]
             num_pages -= len(taken)
             taken.reverse()
-            pages += taken
+            pages = pages + taken if pages else taken
         return pages
 
     def give_back(self, pages: list[int]) -> None:
@@ -229,8 +230,15 @@ MIN_RUN = 16  # pages; fewer are counted one by one as fast
 
 def run_of(pages: Sequence[int]) -> range | None:
     """The pages as a range, where each is one more than the one before; None where they are not, or are only a few."""
-    num_pages = len(pages)
-    return range(pages[0], pages[0] + num_pages) if num_pages and run_length(pages, 0) == num_pages else None
+    if len(pages) < MIN_RUN or not is_run(pages):
+        return None
+    return range(pages[0], pages[-1] + 1)
+
+
+def is_run(pages: Sequence[int]) -> bool:
+    """Whether all of them are one run."""
+    first, num_pages = pages[0], len(pages)
+    return pages[-1] == first + num_pages - 1 and pages == integers(first, first + num_pages)
 
 
 def parts_of(pages: Sequence[int]) -> list[range | Sequence[int]]:
@@ -257,6 +265,8 @@ def parts_of(pages: Sequence[int]) -> list[range | Sequence[int]]:
 
 def run_length(pages: Sequence[int], at: int) -> int:
     """Pages from a place on that are each one more than the one before: more than half of all that are; 0: too few."""
+    if not at and is_run(pages):
+        return len(pages)
     length, num_pages, num_new = 0, len(pages) - at, MIN_RUN
     while 0 < num_new <= num_pages - length:
         begin, end, first = at + length, at + length + num_new, pages[at] + length
@@ -272,15 +282,15 @@ def integers(start: int, stop: int) -> list[int]:
     process, and lists of them are compared by identity, which is twenty times as fast."""
     if stop - start < MIN_RUN:
         return list(range(start, stop))
-    found: list[int] = []
-    while start < stop:
-        number, at = divmod(start, BLOCK)
-        found += block(number)[at : at + stop - start]
-        start = min((number + 1) * BLOCK, stop)
+    number, at = divmod(start, BLOCK)
+    found = block(number)[at : at + stop - start]
+    while len(found) < stop - start:
+        number += 1
+        found += block(number)[: stop - start - len(found)]
     return found
 
 
-@lru_cache(maxsize=128)
+@lru_cache(maxsize=256)
 def block(number: int) -> list[int]:
     """The integers of a block."""
     return list(range(number * BLOCK, (number + 1) * BLOCK))

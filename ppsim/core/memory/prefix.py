@@ -69,7 +69,7 @@ class RadixCache:
         if found.num_tokens * WIDTH == len(key):
             return found
         leaf = self._add_leaf(found, key, pages, stamp)
-        return Match(len(key) // WIDTH, found.pages + leaf.pages, leaf)
+        return Match(len(key) // WIDTH, found.pages + leaf.pages if found.pages else leaf.pages, leaf)
 
     def _walk(self, start: Node, key: TokenBytes, stamp: int) -> Match:
         """Longest prefix of ``key`` below a node."""

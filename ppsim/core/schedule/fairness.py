@@ -30,9 +30,7 @@ def decode_goes_first(scheduler: Intake, slot: Slot) -> bool:
 
 
 def count_prefill(scheduler: Intake, slot: Slot, batch: LaunchedBatch | None) -> None:
-    """A visit is decided: a pure prefill beside requests to decode is one more in a row."""
-    if not scheduler.config.max_consecutive_prefills:
-        return
+    """A visit is decided: a pure prefill beside requests to decode is one more in a row. Asked only with a limit."""
     beside = any(r.state is State.DECODE for r in slot.running)
     slot.num_prefills = slot.num_prefills + 1 if beside and batch and batch.forward.mode is Mode.EXTEND else 0
 

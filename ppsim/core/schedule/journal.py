@@ -210,18 +210,12 @@ class Journal:
 
     def take_actions(self) -> list[Action]:
         """They are handed out now."""
-        if self._actions_from == len(self.entries):
-            return []
-        due = self.due_actions
-        self._actions_from = len(self.entries)
-        return due
+        begin, self._actions_from = self._actions_from, len(self.entries)
+        return [entry for entry in self.entries[begin:] if type(entry) in ASKED]  # type: ignore[misc]
 
     def take_replies(self) -> list[Reply]:
-        if self._replies_from == len(self.entries):
-            return []
-        due = self.due_replies
-        self._replies_from = len(self.entries)
-        return due
+        begin, self._replies_from = self._replies_from, len(self.entries)
+        return [entry for entry in self.entries[begin:] if type(entry) is Reply]
 
     def flush(self) -> None:
         """End of an iteration: forget all of it but what is still to be handed out."""
@@ -246,6 +240,8 @@ class Journal:
             if isinstance(entry, Delivered):
                 delivered.append((entry.rid, entry.n))
                 tokens.append(entry.token)
+            elif isinstance(entry, Reply):  # one a token
+                continue
             elif isinstance(entry, Ended):
                 (by_token if entry.by_token else at_rest if harvested is None else behind).append(entry.rid)
             elif isinstance(entry, Absorbed):

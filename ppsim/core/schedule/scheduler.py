@@ -67,7 +67,8 @@ class Scheduler(Intake):
             batch = self._new_prefill(slot, iteration)
         if batch is None:
             batch = self._decode(slot, iteration)
-        count_prefill(self, slot, batch)
+        if self.config.max_consecutive_prefills:
+            count_prefill(self, slot, batch)
         slot.launched, slot.in_flight = batch, batch is not None
         return batch, self._decision(iteration, slot, batch, self._stall(slot, iteration, deferred))
 
