@@ -352,13 +352,23 @@ class Audit:
 def follow(r: Seat, tell: Callable[[Record], None]) -> None:
     """What lockstep alone needs of a rank, where nothing else is checked (``run.check`` without ``run.invariants``)."""
 
+    rank_id = r.rank_id
+
     def decided(effect: fx.Decided, _: object) -> None:
         d = effect.decision
-        tell(Decides(r.rank_id, d.iteration, d.slot, d, r.phase()))
+        try:
+            tell(Decides(rank_id, d.iteration, d.slot, d))
+        except InvariantViolation as broken:
+            broken.phase = broken.phase or r.phase()  # asked only where it is told: it is one of the dearest questions
+            raise
 
     def harvested(effect: fx.Harvested, _: object) -> None:
         h = effect.harvest
-        tell(Harvests(r.rank_id, h.iteration, h.slot, h, r.phase()))
+        try:
+            tell(Harvests(rank_id, h.iteration, h.slot, h))
+        except InvariantViolation as broken:
+            broken.phase = broken.phase or r.phase()
+            raise
 
     r.observers.after(decided, fx.Decided)
     r.observers.after(harvested, fx.Harvested)
