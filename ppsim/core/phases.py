@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from ppsim.core.actions import Action
 from ppsim.core.channels import commit_all, shape_error
-from ppsim.core.effects import NOTHING, AwaitTokens, Decided, Effects, Harvested, Ingest, Launch, Reply, act
+from ppsim.core.effects import NOTHING, AwaitTokens, Decided, Effects, Harvested, Ingest, Launch, Reply, act, reply
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Hidden, Input, Lane, Meta, Output, Shutdown
 from ppsim.core.rank import Rank, only_where
@@ -75,7 +75,7 @@ def is_idle(rank: Rank) -> bool:
     """The first rank may wait for input: no request anywhere, and nothing that it still has to pass on."""
     if rank.pp_outputs is not None or rank.flushes or not rank.scheduler.fully_idle:
         return False
-    return not any([c is not None and (c.good or c.bad) for c in rank.carried.values()])
+    return not any(c is not None and (c.good or c.bad) for c in rank.carried.values())
 
 
 def apply_inputs(rank: Rank) -> Effects[None]:
@@ -253,7 +253,7 @@ def send_replies(rank: Rank) -> Effects[None]:
 
 def reply_all(replies: list[Reply]) -> Effects[None]:
     for message in replies:
-        yield message
+        yield from reply(message)
 
 
 def send_hidden(rank: Rank) -> Effects[None]:
