@@ -155,7 +155,4 @@ def phase_of_error(error: BaseException) -> str:
         return ""
     phase = trace.tb_frame.f_locals.get("phase")
     inner = trace.tb_next.tb_frame.f_code.co_name if trace.tb_next is not None else ""
-    if phase is None or inner == "":
-        return inner
-    made = getattr(phase, "__code__", None)  # a phase that is made by a function is named by it, not by its code
-    return str(phase.__name__) if made is None or made.co_name == inner else inner
+    return str(getattr(phase, "__name__", inner)) if inner else ""  # else the loop itself has raised it

@@ -14,17 +14,19 @@ from ppsim.core.channels import commit_all, named, shape_error
 from ppsim.core.effects import NOTHING, Effects
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Lane, Output
-from ppsim.core.rank import Rank
+from ppsim.core.rank import Rank, only_where
 from ppsim.core.schedule.slots import LaunchedBatch
 
 
 class Exchange:
     """The phases that send and receive outputs."""
 
+    @only_where(lambda config: config.pp_async_batch_depth > 0)
     def exchange_if_deep(self, rank: Rank) -> Effects[None]:
         """Step 5: with pp_async_batch_depth > 0 the outputs are exchanged before the launch."""
         return self.exchange(rank) if rank.config.pp_async_batch_depth > 0 else NOTHING
 
+    @only_where(lambda config: config.pp_async_batch_depth == 0)
     def exchange_if_shallow(self, rank: Rank) -> Effects[None]:
         """Step 8: with depth 0 the outputs are exchanged after the launch."""
         return self.exchange(rank) if rank.config.pp_async_batch_depth == 0 else NOTHING

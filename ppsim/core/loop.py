@@ -32,7 +32,7 @@ from ppsim.core.effects import NOTHING, Effects
 from ppsim.core.exchange import Exchange
 from ppsim.core.flush import acknowledge_flush, answer_flush
 from ppsim.core.leader import agree_grammar
-from ppsim.core.rank import Phase, Plan, Rank
+from ppsim.core.rank import Phase, Plan, Rank, is_needed
 from ppsim.core.start import agree_on_start
 from ppsim.core.tiers import agree_tiers
 from ppsim.core.votes import Ballot, Voting
@@ -175,8 +175,9 @@ def event_loop_pp(rank: Rank) -> Effects[None]:
     """Run a rank until Shutdown has come down the request chain."""
     phase: Phase = agree_on_start  # where the rank stands: reports read it from here
     yield from phase(rank)
+    plan = [phase for phase in rank.plan if is_needed(phase, rank.config)]
     while True:
-        for phase in rank.plan:
+        for phase in plan:
             steps = phase(rank)
             if steps is not NOTHING:
                 yield from steps

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from ppsim.core.actions import Action
 from ppsim.core.channels import commit_all, shape_error
-from ppsim.core.effects import NOTHING, AwaitTokens, Decided, Effects, Harvested, Ingest, Launch, Reply, act
+from ppsim.core.effects import NOTHING, AwaitTokens, Decided, Effects, Harvested, Ingest, Launch, Reply, act, reply
 from ppsim.core.errors import ProtocolError
 from ppsim.core.messages import Hidden, Input, Lane, Meta, Output, Shutdown
-from ppsim.core.rank import Rank
+from ppsim.core.rank import Rank, only_where
 from ppsim.core.schedule.slots import LaunchedBatch
 from ppsim.core.timeouts import expired
 
@@ -75,7 +75,7 @@ def is_idle(rank: Rank) -> bool:
     """The first rank may wait for input: no request anywhere, and nothing that it still has to pass on."""
     if rank.pp_outputs is not None or rank.flushes or not rank.scheduler.fully_idle:
         return False
-    return not any([c is not None and (c.good or c.bad) for c in rank.carried.values()])
+    return not any(c is not None and (c.good or c.bad) for c in rank.carried.values())
 
 
 def apply_inputs(rank: Rank) -> Effects[None]:
@@ -171,6 +171,7 @@ def launch(rank: Rank, batch: LaunchedBatch) -> Effects[None]:
         rank.hidden_out = Hidden(rank.link.rank_id, forward.iteration, forward.slot, forward.num_tokens, payload, done)
 
 
+@only_where(lambda config: config.hidden_after_launch and config.hidden_before_exchange)
 def send_hidden_first(rank: Rank) -> Effects[None]:
     """Variant of the variant: hidden states leave even before the outputs (``links.early_send``).
 
@@ -181,6 +182,7 @@ def send_hidden_first(rank: Rank) -> Effects[None]:
     return send_hidden(rank) if config.hidden_after_launch and config.hidden_before_exchange else NOTHING
 
 
+@only_where(lambda config: config.hidden_after_launch)
 def send_hidden_early(rank: Rank) -> Effects[None]:
     """Variant: hidden states leave before the host waits for the harvest, but behind the output relay."""
     return send_hidden(rank) if rank.config.hidden_after_launch else NOTHING
@@ -218,6 +220,7 @@ def hand_out(rank: Rank) -> Effects[None]:
     yield from send_replies(rank)
 
 
+@only_where(lambda config: not config.hidden_after_launch)
 def send_hidden_late(rank: Rank) -> Effects[None]:
     """Step 10: hidden states leave after the harvest of slot n."""
     return NOTHING if rank.config.hidden_after_launch else send_hidden(rank)
@@ -250,7 +253,7 @@ def send_replies(rank: Rank) -> Effects[None]:
 
 def reply_all(replies: list[Reply]) -> Effects[None]:
     for message in replies:
-        yield message
+        yield from reply(message)
 
 
 def send_hidden(rank: Rank) -> Effects[None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from ppsim.core.agreed import Agreed
 from ppsim.core.channels import Endpoint
@@ -27,6 +27,23 @@ MakeScheduler: TypeAlias = Callable[[RankConfig, int, int, Policy, Journal], Sch
 Phase: TypeAlias = "Callable[[Rank], Effects[None]]"
 """A step of an iteration: asks its effects, changes the rank. Phases are known by their ``__name__``."""
 Plan: TypeAlias = tuple[Phase, ...]
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def only_where(needs: Callable[[RankConfig], bool]) -> Callable[[F], F]:
+    """A note on a phase: with any other configuration it has nothing to do, and the event loop leaves it out."""
+
+    def note(phase: F) -> F:
+        phase.__dict__["needs"] = needs
+        return phase
+
+    return note
+
+
+def is_needed(phase: Phase, config: RankConfig) -> bool:
+    """Whether a phase may have something to do; one without a note always may."""
+    needs = getattr(phase, "needs", None)
+    return needs is None or bool(needs(config))
 
 
 @dataclass(slots=True, eq=False)

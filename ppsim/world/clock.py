@@ -23,16 +23,15 @@ class ChoosingEnvironment(Environment):
         self._choices = choices
         # Ranks run ahead on clocks of their own, so nearly all events are equal here. First come, first served is
         # what SimPy does anyway, and asking for it each time costs a tenth of a run.
-        self._asks = not (type(choices) is SeededChoices and not choices.shuffle_order)
+        self.asks = not (type(choices) is SeededChoices and not choices.shuffle_order)
 
     def step(self) -> None:
         """Process one of the events that are due first."""
         queue = self._queue
-        if self._asks:
-            for entry in queue[1:3]:  # in a heap, an entry that equals the first stands right below it
-                if entry[0] == queue[0][0] and entry[1] == queue[0][1]:
-                    self._choose()
-                    break
+        for entry in queue[1:3] if self.asks else ():  # in a heap, an entry that equals the first is right below it
+            if entry[0] == queue[0][0] and entry[1] == queue[0][1]:
+                self._choose()
+                break
         super().step()
 
     def _choose(self) -> None:
@@ -50,9 +49,10 @@ class ChoosingEnvironment(Environment):
 
 def run_until_quiet(env: Environment) -> None:
     """Process events until none is left. SimPy returns silently here even if processes still wait (decision 7)."""
+    step = super(ChoosingEnvironment, env).step if isinstance(env, ChoosingEnvironment) and not env.asks else env.step
     with seldom_collected():
         try:
             while True:
-                env.step()
+                step()
         except EmptySchedule:
             return

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, assert_never
+from typing import Any, TypeAlias, assert_never
 from zlib import crc32
 
 from simpy import Environment, Event
@@ -25,7 +25,7 @@ from ppsim.core.agreed import Local
 from ppsim.core.consensus import KVPoll
 from ppsim.core.errors import InvariantViolation
 from ppsim.core.loop import event_loop_pp
-from ppsim.core.messages import Hidden, Lane, NewRequest, Output
+from ppsim.core.messages import Hidden, Kind, Lane, NewRequest, Output
 from ppsim.core.observations import CopyKey
 from ppsim.core.rank import Rank
 from ppsim.core.tokens import count
@@ -44,12 +44,14 @@ from ppsim.world.tiers import Tiers
 
 NS_PER_US = 1000
 NS_PER_MS = 1_000_000
+WORDS = {kind: kind.value for kind in Kind}
 
 
 class Pending:
     """A handler's word that the reply is not there yet."""
 
 
+Looks: TypeAlias = tuple[Sequence[Before], Sequence[After]]
 BLOCKED = Pending()  # until a peer acts
 BEHIND = Pending()  # until everybody else has come to this rank's local time: it looks at the world
 
@@ -80,7 +82,7 @@ class SimulatedRank:
         self.pauses = pauses(setting, self.rank_id)
         self.iteration_starts: list[int] = []
         setting.recording.visits[self.rank_id] = self.iteration_starts
-        self._wake: Event | None = None
+        self.asleep: Event | None = None
         self.loop = event_loop_pp(rank)
         host = setting.scenario.host
         self.schedule_ns = round(host.schedule_us * NS_PER_US)
@@ -111,7 +113,7 @@ class SimulatedRank:
 
     def _run(self) -> Generator[Event, None, None]:
         reply: Any = None
-        rank, ask, bound, answers = self.rank, self.loop.send, self.bound, self._answers()
+        rank, ask, bound, answers, pauses = self.rank, self.loop.send, self.bound, self._answers(), self.pauses
         num_free = counted = -1  # effects that the bound does not ask about, of that iteration
         while True:
             try:
@@ -124,32 +126,35 @@ class SimulatedRank:
                     self.setting.running, self.setting.raised = self, error
                 raise
             self.effect = effect
-            if self.pauses and rank.iteration >= self.pauses[0].at_iteration:
+            if pauses and rank.iteration >= pauses[0].at_iteration:
                 yield from self._pause()
             if num_free > 0 and rank.iteration <= counted:
                 num_free -= 1
             else:
                 num_free, counted = bound.allows(effect), rank.iteration
-            befores, handler, afters = answers[type(effect)]
-            for look in befores:
-                look(effect)
+            handler, looks = answers[type(effect)]
+            if looks is not None:
+                for look in looks[0]:
+                    look(effect)
             reply = handler(effect)
-            if type(reply) is Pending:
-                while type(reply) is Pending:
+            if reply is BLOCKED or reply is BEHIND:
+                while reply is BLOCKED or reply is BEHIND:
                     if reply is BEHIND:
                         yield self.env.timeout(self.now - self.env.now)
                     else:
-                        self._wake = Event(self.env)
-                        yield self._wake
+                        self.asleep = Event(self.env)
+                        yield self.asleep
                     reply = handler(effect)
                 self.waits_for = None
-            for look_back in afters:
-                look_back(effect, reply)
+            if looks is not None:
+                for look_back in looks[1]:
+                    look_back(effect, reply)
 
-    def _answers(self) -> dict[type[fx.Effect], tuple[Sequence[Before], Callable[[Any], Any], Sequence[After]]]:
-        """For each kind of effect: who looks at it, how it is answered, and who looks at the reply."""
+    def _answers(self) -> dict[type[fx.Effect], tuple[Callable[[Any], Any], Looks | None]]:
+        """For each kind of effect how it is answered, and who looks at it before and after, if anybody does."""
         befores, afters = self.observers.befores, self.observers.afters
-        return {kind: (befores[kind], handler, afters[kind]) for kind, handler in self.handlers.items()}
+        looks = {kind: (befores[kind], afters[kind]) for kind in self.handlers}
+        return {kind: (answer, looks[kind] if any(looks[kind]) else None) for kind, answer in self.handlers.items()}
 
     def _pause(self) -> Generator[Event, None, None]:
         """Stand still (faults.pauses). The world's time comes to the end of the pause only if nothing else can run."""
@@ -172,9 +177,9 @@ class SimulatedRank:
 
     def wake(self) -> None:
         """Try the blocked effect again."""
-        if self._wake is not None:
-            self._wake.succeed()
-            self._wake = None
+        if self.asleep is not None:
+            self.asleep.succeed()
+            self.asleep = None
 
     def phase(self) -> str:
         """Name of the phase the loop stands in, for reports."""
@@ -242,10 +247,12 @@ class SimulatedRank:
     def _send(self, effect: fx.Send) -> Any:
         network = self.setting.network
         message = effect.message
-        if network.links.send == "rendezvous" and not effect.paired and isinstance(message, CARRIERS):
+        if network.holds_host and not effect.paired and isinstance(message, CARRIERS):
             return self._send_blocking(effect)
         work = network.post(self.rank_id, effect.dst, message, self.now, self.streams, effect.paired)
-        self._wake_receiver(effect.dst, message.lane)
+        peer = self.setting.ranks[effect.dst]
+        if peer.waits_for == self.rank_id:
+            self._wake_receiver(effect.dst, message.lane)
         return work
 
     def _send_blocking(self, effect: fx.Send) -> Any:
@@ -264,7 +271,7 @@ class SimulatedRank:
 
     def _wake_receiver(self, dst: int, lane: Lane) -> None:
         peer = self.setting.ranks[dst]
-        if isinstance(peer.effect, fx.Recv) and peer.waits_for == self.rank_id and peer.effect.lane is lane:
+        if peer.waits_for == self.rank_id and isinstance(peer.effect, fx.Recv) and peer.effect.lane is lane:
             peer.wake()
 
     def _recv(self, effect: fx.Recv) -> Any:
@@ -277,25 +284,24 @@ class SimulatedRank:
         if parcel.posted_ns is None:
             sender = self.setting.ranks[effect.src]
             network.ask(parcel, self.now, sender.streams)
-            sender.wake()
+            if sender.asleep is not None:
+                sender.wake()
         if parcel.payload is not None and not self._received(parcel):
             return BLOCKED
         queue.popleft()
         if parcel.meta_ns > self.now:
             self.now = parcel.meta_ns
-        if parcel.payload is None:
-            return parcel.message
-        kind, iteration = parcel.message.kind.value, parcel.message.iteration
-        times = (parcel.leaves_ns, parcel.sent_until_ns, parcel.arrival_ns)
-        self.setting.recording.message(effect.src, self.rank_id, kind, iteration, *times)
-        return self._arrived(parcel)
+        return parcel.message if parcel.payload is None else self._arrived(parcel)
 
     def _arrived(self, parcel: Parcel) -> Hidden | Output:
-        source, message = parcel.payload, parcel.message
+        """The message with its payload as this rank holds it."""
+        source, message, received_ns = parcel.payload, parcel.message, parcel.received_ns
         assert source is not None
+        assert received_ns is not None
         assert isinstance(message, CARRIERS)
-        assert parcel.received_ns is not None
-        payload = Payload(parcel.received_ns, source.iteration, source.tokens, rank=source.rank)
+        kind, times = WORDS[message.kind], (parcel.leaves_ns, parcel.sent_until_ns, parcel.arrival_ns)
+        self.setting.recording.message(parcel.src, self.rank_id, kind, message.iteration, *times)
+        payload = Payload(received_ns, source.iteration, source.tokens, rank=source.rank)
         if isinstance(message, Hidden):
             rows = message.num_tokens
             return Hidden(message.sender, message.iteration, message.slot, rows, payload, message.num_layers)
@@ -313,7 +319,7 @@ class SimulatedRank:
                 sender.wake()
         half = network.pairs.get(self.rank_id) if network.pairs else None
         if half is not None and parcel.message.kind is half.message.kind:  # not one that goes into the inbox
-            if network.links.send == "rendezvous":  # the host goes on when both halves of the pair let it
+            if network.holds_host:  # the host goes on when both halves of the pair let it
                 released = network.released_ns(half)
                 if released is None:
                     self.waits_for = half.dst

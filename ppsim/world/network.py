@@ -66,6 +66,10 @@ class Network:
     byte_ns: tuple[int, int] = field(init=False)
     matched: bool = field(init=False)  # a payload waits until its receive begins on the receiver's stream
     leaves_at_once: bool = field(init=False)  # a payload needs nothing of its receiver
+    order: str = field(init=False)  # ``links.order``
+    latency_on_stream: bool = field(init=False)
+    holds_host: bool = field(init=False)  # a send is a rendezvous
+    may_overtake: bool = field(init=False)  # a payload could arrive before one that was sent before it
     awaited: frozenset[Lane] = field(init=False)  # a commit waits until the receiver has asked for the message
 
     def __post_init__(self) -> None:
@@ -78,58 +82,69 @@ class Network:
         self.byte_ns = (rate.denominator, rate.numerator) if rate else (0, 1)
         self.matched = links.payload == "matched" and not self.comm_overlap
         self.leaves_at_once = links.send == "eager" and not self.matched
+        self.order, self.latency_on_stream, self.holds_host = (
+            links.order,
+            links.latency_on_stream,
+            links.send != "eager",
+        )
+        self.may_overtake = bool(self.jitter_ns) or links.order == "none" or not self.leaves_at_once
         unawaited = {"all": (), "requests": (Lane.TENSOR,)}.get(links.commit, tuple(Lane))
         self.awaited = frozenset(lane for lane in Lane if lane is Lane.START or lane not in unawaited)
 
     def post(self, src: int, dst: int, message: Message, host_ns: int, streams: Streams, paired: bool = False) -> int:
         """Put a message on its way at the sender's host time; the reply is its work handle."""
         lane = message.lane
-        address = (src, dst, lane)
+        # Later than the one before or not: a receiver takes them in order, and its clock does not go back.
+        parcel = Parcel(src, dst, message, host_ns + self.control_latency_ns)
         if lane is Lane.START:  # the run's time begins when the ranks have agreed
-            parcel = Parcel(src, dst, message, host_ns)
-        else:
-            meta = host_ns + self.control_latency_ns
-            if self.jitter_ns:  # the checker shifts nobody else's draws
-                meta += self._jitter(src, dst, "check" if lane is Lane.CHECK else "meta")
-            # Later than the one before or not: a receiver takes them in order, and its clock does not go back.
-            parcel = Parcel(src, dst, message, meta)
-        if isinstance(message, CARRIERS):
-            assert isinstance(message.payload, Payload)
-            parcel.payload = message.payload
-            parcel.sendable_ns = host_ns
-            streams.posted(message.payload.ready_ns)
-            if paired:
-                self.pairs[src] = parcel
-            if self.leaves_at_once:
-                self._transfer(parcel, streams)
-            else:
-                self.held.setdefault(src, []).append(parcel)
-        queue = self.queues.get(address)
+            parcel.meta_ns = host_ns
+        elif self.jitter_ns:  # the checker shifts nobody else's draws
+            parcel.meta_ns += self._jitter(src, dst, "check" if lane is Lane.CHECK else "meta")
+        if lane is Lane.TENSOR:
+            self._post_payload(parcel, host_ns, streams, paired)
+        queue = self.queues.get((src, dst, lane))
         if queue is None:
-            queue = self.queues[address] = deque()
+            queue = self.queues[src, dst, lane] = deque()
         queue.append(parcel)
-        self.num_sent += 1
-        self.works[self.num_sent] = parcel
-        return self.num_sent
+        self.num_sent = work = self.num_sent + 1
+        self.works[work] = parcel
+        return work
+
+    def _post_payload(self, parcel: Parcel, host_ns: int, streams: Streams, paired: bool) -> None:
+        """It leaves now, or is held for its receiver."""
+        message = parcel.message
+        assert isinstance(message, CARRIERS)
+        payload = message.payload
+        assert isinstance(payload, Payload)
+        parcel.payload = payload
+        parcel.sendable_ns = host_ns
+        if payload.ready_ns > streams.waits_until:  # the event of what it sends is waited for as soon as it is posted
+            streams.waits_until = payload.ready_ns
+        if paired:
+            self.pairs[parcel.src] = parcel
+        if self.leaves_at_once:
+            self._transfer(parcel, streams)
+        else:
+            self.held.setdefault(parcel.src, []).append(parcel)
 
     def ask(self, parcel: Parcel, host_ns: int, sender: Streams) -> None:
         """The receiver's host asks for a message: a rendezvous may leave."""
         parcel.posted_ns = host_ns
         if parcel.payload is not None and not self.leaves_at_once:
-            if self.links.send == "rendezvous":
+            if self.holds_host:
                 parcel.sendable_ns = max(parcel.sendable_ns, host_ns)
             if not self.matched:
                 self._clear(parcel, sender)
 
-    def receive(self, parcel: Parcel, host_ns: int, streams: Streams, sender: Streams) -> int:
-        """Receive a payload whose metadata the host has at ``host_ns``; when it is there. Nothing that the receiver
-        has posted before is still held.
+    def receive(self, parcel: Parcel, host_ns: int, streams: Streams, sender: Streams) -> None:
+        """Receive a payload whose metadata the host has at ``host_ns``. Nothing that the receiver has posted before is
+        still held.
 
         What was submitted in a pair starts as one: the receive stands behind what stands before its send, and behind
         the event of what that sends, but not behind the send itself.
         """
-        half = self.pairs.get(parcel.dst) if self.pairs else None
         behind = streams.comm_free
+        half = self.pairs.get(parcel.dst) if self.pairs else None
         if half is not None and half.payload is not None:
             if half.behind_ns is None:
                 half.behind_ns = behind
@@ -138,9 +153,7 @@ class Network:
             begin = max(host_ns, streams.receive_turn(behind))
             parcel.sendable_ns = max(parcel.sendable_ns, begin)
             self._clear(parcel, sender)
-        end = streams.received(max(parcel.arrival_ns, host_ns), behind)
-        parcel.received_ns = end
-        return end
+        parcel.received_ns = streams.received(max(parcel.arrival_ns, host_ns), behind)
 
     def released_ns(self, parcel: Parcel) -> int | None:
         """When a rendezvous lets its sender's host go on; None while that is not known."""
@@ -157,7 +170,7 @@ class Network:
         """The receiver lets a payload go; it leaves behind those that its sender has posted before it."""
         parcel.is_clear = True
         held = self.held[parcel.src]
-        if self.links.order == "none":
+        if self.order == "none":
             held.remove(parcel)
             self._transfer(parcel, sender)
             return
@@ -166,16 +179,19 @@ class Network:
 
     def _transfer(self, parcel: Parcel, streams: Streams) -> None:
         """Send the payload: after what produces it, behind what ``links.order`` says, for bytes over bandwidth."""
-        payload, message = parcel.payload, parcel.message
+        payload, message, dst = parcel.payload, parcel.message, parcel.dst
         assert payload is not None
         parcel.under_way = True
-        order, dst = self.links.order, parcel.dst
-        start = max(parcel.sendable_ns, payload.ready_ns)
-        if order == "stream":
-            if parcel.behind_ns is None:
-                parcel.behind_ns = streams.comm_free
-            start = max(start, parcel.behind_ns)
-        elif order == "link":
+        start = parcel.sendable_ns
+        if payload.ready_ns > start:
+            start = payload.ready_ns
+        if self.order == "stream":
+            behind = parcel.behind_ns
+            if behind is None:
+                behind = parcel.behind_ns = streams.comm_free
+            if behind > start:
+                start = behind
+        elif self.order == "link":
             start = max(start, streams.link_free.get(dst, 0))
         if isinstance(message, Hidden):
             num_bytes = message.num_tokens * self.hidden_bytes
@@ -185,14 +201,16 @@ class Network:
         end = start + self.occupies_ns(num_bytes)
         parcel.leaves_ns = start
         arrival = end + self.latency_ns
-        if self.links.latency_on_stream:
+        if self.latency_on_stream:
             end = arrival
         streams.sent(dst, end, payload.is_static)
         parcel.sent_until_ns = end
         if self.jitter_ns:
             arrival += self._jitter(parcel.src, dst, "payload")
-        # Without an order between sends only messages of one kind stay behind each other.
-        parcel.arrival_ns = self._keep_order((parcel.src, dst, message.kind if order == "none" else "payload"), arrival)
+        if self.may_overtake:  # without an order between sends only messages of one kind stay behind each other
+            what = message.kind if self.order == "none" else "payload"
+            arrival = self._keep_order((parcel.src, dst, what), arrival)
+        parcel.arrival_ns = arrival
 
     def occupies_ns(self, num_bytes: int) -> int:
         """How long a payload takes on a link, rounded up."""

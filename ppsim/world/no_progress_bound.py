@@ -36,7 +36,7 @@ class Bound:
     """Counts what one rank does. ``allows`` is asked before the world answers an effect."""
 
     def __init__(self, r: SimulatedSeat) -> None:
-        self.r, self.rank = r, r.rank
+        self.r, self.rank, self.watch = r, r.rank, r.setting.watch
         self.iteration = -1  # the highest so far: an iteration that is begun again is no progress
         self.left = 0  # effects that are left to this iteration
         self.is_full = False  # they are used up: what comes now is only looked at for the report
@@ -47,18 +47,20 @@ class Bound:
         iteration may have. Raises StopRun at the first effect beyond a bound."""
         if self.rank.iteration > self.iteration:
             self._begins(effect)
-        num = self.left
+        if self.seen is None and self.left:
+            num, self.left = self.left - 1, 0
+            return num
         if self.seen is not None:
             self.seen[type(effect).__name__.lower()] += 1
-            num = min(num, 1)
-        self.left -= num
-        if num == 0:
+        if not self.left:
             self._full(effect)
-        return max(num - 1, 0)
+        else:
+            self.left -= 1
+        return 0
 
     def _begins(self, effect: Effect) -> None:
         """A new iteration: is it one that this rank may be in?"""
-        r, watch = self.r, self.r.setting.watch
+        r, watch = self.r, self.watch
         iteration = self.iteration = self.rank.iteration
         self.left, self.is_full = self._limit(), False
         if r.now > MAX_TIME_NS:
@@ -89,7 +91,7 @@ class Bound:
         )
 
     def _limit(self) -> int:
-        return MAX_EFFECTS + MAX_EFFECTS_A_REQUEST * self.r.setting.watch.num_requests
+        return MAX_EFFECTS + MAX_EFFECTS_A_REQUEST * self.watch.num_requests
 
     def _told(self) -> str:
         return ", ".join(f"{num} {name}" for name, num in (self.seen or Counter()).most_common())

@@ -45,6 +45,7 @@ class SimulatedSeat(Seat, Protocol):
     scenario: Scenario
     effect: Effect | None
     waits_for: int | None  # peer of a blocked effect
+    asleep: Event | None  # until ``wake``
     done: bool
     is_paused: bool
     iteration_starts: list[int]

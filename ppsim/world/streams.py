@@ -72,11 +72,6 @@ class Streams:
         self.forward_free = start + duration_ns
         return start
 
-    def posted(self, ready_ns: int) -> None:
-        """The stream of waits holds the event of what a send sends as soon as it is posted."""
-        if ready_ns > self.waits_until:
-            self.waits_until = ready_ns
-
     def receive_turn(self, behind_ns: int) -> int:
         """When a receive that is posted now begins, as far as what stands before it is concerned."""
         return {"stream": behind_ns, "link": self.received_until, "none": 0}[self.links.order]
