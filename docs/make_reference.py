@@ -70,7 +70,7 @@ def constants(module: Any) -> dict[str, int]:
 
 FILES = {
     folder.CONFIG: "the whole scenario, every key; `ppsim run FOLDER/config.toml` is the same run again",
-    folder.RECORDING: "what happened, record by record; below",
+    folder.RECORDING: "what happened, record by record; below. With `run.compress`: `recording.jsonl.gz`",
     folder.SUMMARY: "the figures of the table: `ppsim run --json`",
     folder.VERDICT: "how it ended: kind, rule, rank, iteration, slot, request, message, exit code",
     folder.PEER: "two pipelines only: the prefill side; `recording.jsonl` is then the decode side's",
@@ -92,14 +92,15 @@ RECORDS: dict[str, tuple[type, str]] = {
 FOLDER_HEAD = """# The run folder and the recording
 
 A run is a folder, `runs/NAME-SEED-N` or that of `--out`. Nothing is ever replaced but an earlier run that `--out`
-names, and that is told. Same scenario and seed: the same bytes in every file, on every machine.
+names, and that is told. Same scenario and seed: the same bytes in every file, on every machine
+(packed: with the same version of zlib).
 
 | file | what it holds |
 | --- | --- |
 """
 RECORDING_HEAD = """
 Beside them stand pictures (`gantt.png`), `report.html`, and whatever `-o` puts there. Every command that takes a run
-takes a folder, its `recording.jsonl` alone, a name below `runs/`, or `latest`.
+takes a folder, its recording alone, a name below `runs/`, or `latest`.
 
 ## recording.jsonl
 

@@ -27,9 +27,9 @@ def scenario_names() -> Iterable[str]:
 
 
 def run_names() -> Iterable[str]:
-    from ppsim.recording.folder import LATEST, RECORDING, RUNS
+    from ppsim.recording.folder import LATEST, RECORDINGS, RUNS
 
-    return [LATEST, *sorted(path.parent.name for path in RUNS.glob(f"*/{RECORDING}") if path.parent.name != LATEST)]
+    return [LATEST, *sorted({path.parent.name for name in RECORDINGS for path in RUNS.glob(f"*/{name}")} - {LATEST})]
 
 
 def bug_names() -> Iterable[str]:

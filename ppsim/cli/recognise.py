@@ -55,7 +55,7 @@ def text_of(name: str, content: bytes, told: Told | None = None) -> str:
 
 
 def folder(told: Told, path: Path) -> Told:
-    if (path / "recording.jsonl").is_file():
+    if any((path / name).is_file() for name in ("recording.jsonl", "recording.jsonl.gz")):
         told.kind = "run folder of ppsim"
         told.give("ppsim show {}")
         told.give("ppsim fit {}", "times of its forwards")

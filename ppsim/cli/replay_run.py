@@ -45,7 +45,7 @@ def is_run(name: str) -> bool:
 
     path = Path(name)
     if path.is_file() and path.name != LATEST:
-        return path.suffix == ".jsonl"
+        return path.name.endswith((".jsonl", ".jsonl.gz"))
     return path.is_dir() or path.suffix != ".json" or (RUNS / name).is_dir()
 
 

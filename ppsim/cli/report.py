@@ -62,10 +62,10 @@ def checked(output: str) -> Path:
 
 def name_of(source: Path) -> str:
     """What a run is called beside others: its folder, or its file where that has a name of its own."""
-    from ppsim.recording.folder import RECORDING
+    from ppsim.recording.folder import RECORDINGS
 
     path = source.resolve()
-    return path.parent.name if path.name == RECORDING else path.name
+    return path.parent.name if path.name in RECORDINGS else path.name
 
 
 def write_report(folder: Path, recording: Recording, verdict: Verdict) -> Path:

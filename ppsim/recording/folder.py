@@ -1,4 +1,5 @@
 """The run folder: ``config.toml``, ``recording.jsonl``, ``summary.json``, ``verdict.json``; ``runs/latest`` is newest.
+With ``run.compress`` the recording is ``recording.jsonl.gz``.
 
 Rule: a run never disappears under another one. Without ``--out`` each run gets the next free number; a folder that was
 named is refused if it holds somebody's files, and replaced with a word about it if it holds an earlier run.
@@ -22,6 +23,7 @@ from typing import Any
 from ppsim.core.outcome import Stand
 from ppsim.errors import EXIT_UNKNOWN, UsageError
 from ppsim.parsing import parse_json
+from ppsim.recording.packed import PACKED
 from ppsim.recording.rank_file import assemble, discard_ranks, has_ranks
 from ppsim.recording.reader import RecordingError, read_recording
 from ppsim.recording.record import Recording
@@ -35,6 +37,8 @@ LATEST = "latest"
 CONFIG, RECORDING, SUMMARY, VERDICT = FILES = ("config.toml", "recording.jsonl", "summary.json", "verdict.json")
 INCOMPLETE = "incomplete.txt"
 UNDER_WAY = "the run that began here has not ended: it goes on, or it was killed"
+PACKED_RECORDING = RECORDING + PACKED  # either of the two, never both
+RECORDINGS = (RECORDING, PACKED_RECORDING)
 PEER = "recording-prefill.jsonl"  # two pipelines: the prefill side; recording.jsonl is the decode side, the client's
 
 
@@ -55,9 +59,9 @@ def prepare_folder(out: str | None, name: str, seed: int) -> RunFolder:
     path = Path(out)
     replaces = False
     if path.is_dir():
-        there = [file for file in FILES if (path / file).exists()]
+        there = [file for file in (*FILES, PACKED_RECORDING) if (path / file).exists()]
         began = (path / INCOMPLETE).is_file()  # a run that was killed before it could leave more
-        replaces = (VERDICT in there and (RECORDING in there or SUMMARY in there)) or has_ranks(path) or began
+        replaces = (VERDICT in there and not {*RECORDINGS, SUMMARY}.isdisjoint(there)) or has_ranks(path) or began
         if there and not replaces:
             raise UsageError(f"--out {out}: holds a {there[0]} that is not part of a run; choose another folder")
     make(path)
@@ -83,7 +87,7 @@ def run_folder(out: str | None, name: str, seed: int) -> Iterator[RunFolder]:
 
 def clear_earlier(path: Path) -> None:
     """Nothing of an earlier run is left in a folder whose ranks are about to write: it would be taken for theirs."""
-    for name in (RECORDING, PEER, SUMMARY, VERDICT):
+    for name in (*RECORDINGS, PEER, PEER + PACKED, SUMMARY, VERDICT):
         (path / name).unlink(missing_ok=True)
 
 
@@ -147,19 +151,31 @@ def write_run(
     """Fill the folder. Raises UsageError if it cannot be written."""
     path = folder.path
     put_text(path / VERDICT, json_text(verdict._asdict()))  # short, and worth most where the rest finds no room
-    if recording.keep == "summary":
-        (path / RECORDING).unlink(missing_ok=True)
-    else:
-        write_recording(recording, path / RECORDING, summary["digest"])
-    if recording.peer is not None:
-        write_recording(recording.peer, path / PEER, summary["prefill"]["digest"])
-    else:
-        (path / PEER).unlink(missing_ok=True)
+    packs = config.get("run", {}).get("compress") == "gzip"
+    put_recording(path, RECORDING, None if recording.keep == "summary" else recording, summary, packs=packs)
+    put_recording(path, PEER, recording.peer, summary.get("prefill", {}), packs=packs)
     write_config(path, config)
     put_text(path / SUMMARY, json_text(summary))
     discard_ranks(path)  # all of it is in the recording now
     if path.parent == RUNS:
         point_latest(path)
+
+
+def put_recording(
+    path: Path, name: str, recording: Recording | None, summary: Mapping[str, Any], *, packs: bool
+) -> None:
+    """Write a recording of a folder, or none. One of an earlier run goes when the new one is there."""
+    mine = name + PACKED if packs else name
+    if recording is not None:
+        write_recording(recording, path / mine, summary["digest"])
+    for other in {name, name + PACKED} - ({mine} if recording is not None else set()):
+        (path / other).unlink(missing_ok=True)
+
+
+def recording_in(folder: Path) -> Path:
+    """The recording's file in a run's folder, packed or not; whether it is there is the caller's question."""
+    packed = folder / PACKED_RECORDING
+    return packed if packed.is_file() and not (folder / RECORDING).is_file() else folder / RECORDING
 
 
 def without_none(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -213,7 +229,7 @@ def find_run(run: str) -> Path:
             path = path.parent / path.read_text(encoding="utf-8").strip()
         if path.is_dir() or path.is_file():
             return path
-        if path.name == RECORDING and has_ranks(path.parent):
+        if path.name in RECORDINGS and has_ranks(path.parent):
             return path
     raise UsageError(f"run {run!r} does not exist: give a run folder, a recording file, or a name below {RUNS}/")
 
@@ -222,7 +238,7 @@ def find_recording(run: str) -> Path:
     """The recording file of a run."""
     path = find_run(run)
     if path.is_dir():
-        path = path / RECORDING
+        path = recording_in(path)
         if not path.is_file() and not has_ranks(path.parent):
             why = incomplete(path.parent)
             if why:
@@ -249,13 +265,13 @@ def open_run(run: str) -> Recording:
     Of a run that goes on, or whose every process was killed, what its ranks' files hold (``rank_file.py``).
     """
     path = find_recording(run)
-    if path.name == RECORDING and has_ranks(path.parent):  # what else is there is of an earlier run
+    if path.name in RECORDINGS and has_ranks(path.parent):  # what else is there is of an earlier run
         recording = assemble(path.parent)
         recording.stands = read_standing(path.parent) or recording.stands
         return recording
     recording = read_recording(path)
-    peer = path.with_name(PEER)
-    if path.name == RECORDING and peer.is_file():
+    peer = path.with_name(PEER if path.name == RECORDING else PEER + PACKED)
+    if path.name in RECORDINGS and peer.is_file():
         recording.peer = read_recording(peer)
     return recording
 
@@ -264,7 +280,7 @@ def open_summary(run: str) -> Counted | None:
     """A run that kept its summary alone (``run.keep``); None of any other."""
     try:
         path = find_run(run)
-        if not path.is_dir() or (path / RECORDING).exists() or has_ranks(path):
+        if not path.is_dir() or recording_in(path).exists() or has_ranks(path):
             return None
         summary = parse_json((path / SUMMARY).read_text(encoding="utf-8"))
         return Counted(summary)

@@ -17,6 +17,7 @@ from ppsim.errors import UsageError
 from ppsim.parsing import parse_json
 from ppsim.recording.codec import BadField, messages_of, parse_row, visits_of
 from ppsim.recording.digest import run_digest
+from ppsim.recording.packed import DAMAGED, problem_of, text_lines
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import (
     READABLE,
@@ -51,7 +52,7 @@ class RecordingError(UsageError):
 def read_recording(path: Path) -> Recording:
     """Read a recording back. Raises RecordingError with file and line for anything that is not a whole recording."""
     try:
-        with path.open("r", encoding="ascii", newline="\n") as source:
+        with text_lines(path) as source:
             return read_lines(str(path), source)
     except OSError as error:
         raise RecordingError(str(path), 0, f"cannot be read: {error.strerror or error}") from None
@@ -60,14 +61,14 @@ def read_recording(path: Path) -> Recording:
 
 
 def read_lines(path: str, source: Iterator[str]) -> Recording:
-    head = next(source, "")
+    head = next(whole_lines(path, source, first=1), "")
     if not head:
         raise RecordingError(path, 0, "is empty, expected a recording")
     recording = read_header(path, head)
     put = Placer(recording)
     number, text = 1, blake2b(head.encode("ascii"), digest_size=8)
     end: list[Any] | None = None
-    for number, line in enumerate(source, 2):
+    for number, line in enumerate(whole_lines(path, source), 2):
         if end is not None:
             raise RecordingError(path, number, "text after the end record; two recordings in one file?")
         kind, fields = read_row(path, number, line)
@@ -81,6 +82,17 @@ def read_lines(path: str, source: Iterator[str]) -> Recording:
             raise RecordingError(path, number, f"record {kind!r}: {error.args[0]}") from None
     check_end(path, number, end, recording)
     return recording
+
+
+def whole_lines(path: str, source: Iterator[str], first: int = 2) -> Iterator[str]:
+    """The lines of a file, from number ``first`` on, as long as there are any to unpack."""
+    number = first
+    try:
+        for line in source:
+            yield line
+            number += 1
+    except DAMAGED as error:
+        raise RecordingError(path, number, problem_of(error)) from None
 
 
 def read_row(path: str, number: int, line: str) -> tuple[str, list[Any]]:

@@ -32,6 +32,7 @@ from ppsim.recording.codec import (
     visit_lines,
 )
 from ppsim.recording.digest import SIZE
+from ppsim.recording.packed import pack, text_lines
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import TimedReply, Verdict
 from ppsim.recording.tally import Tally
@@ -42,13 +43,15 @@ BATCH_ITERATIONS = 2048
 
 
 class RecordStream(Recording):
-    """``place``: the folder in which a spool may write; ``writes``: whether there is one."""
+    """``place``: the folder in which a spool may write; ``writes``: whether there is one; ``packs``: with gzip."""
 
-    def __init__(self, pp_size: int, *, name: str, seed: int, writes: bool, place: Path | None = None) -> None:
+    def __init__(
+        self, pp_size: int, *, name: str, seed: int, writes: bool, packs: bool = False, place: Path | None = None
+    ) -> None:
         super().__init__(pp_size, name=name, seed=seed)
         self.keep = "file" if writes else "summary"
         self.tally = Tally(pp_size)
-        self.spool = Spool(pp_size, place) if writes else None
+        self.spool = Spool(pp_size, place, packs=packs) if writes else None
         self.last_iteration = -1  # that was passed on
         self._summary: dict[str, Any] | None = None
 
@@ -127,8 +130,8 @@ class Spool:
     A recording is ordered by rank and kind, and a run makes its records by time. The files go when the spool does.
     """
 
-    def __init__(self, num_ranks: int, place: Path | None = None) -> None:
-        self.num_ranks = num_ranks
+    def __init__(self, num_ranks: int, place: Path | None = None, *, packs: bool = False) -> None:
+        self.num_ranks, self.packs = num_ranks, packs
         self.folder = tempfile.TemporaryDirectory(prefix=".records-", dir=place, ignore_cleanup_errors=True)
         self.num_decisions = self.num_harvests = 0
         self.num_visits = [0] * num_ranks
@@ -154,12 +157,12 @@ class Spool:
         self._put("replies", reply_lines(r.replies))
 
     def _put(self, section: str, lines: Iterable[str]) -> None:
-        text = "".join([line + "\n" for line in lines])
+        text = "".join([line + "\n" for line in lines]).encode("ascii")
         if not text:
             return
         try:
-            with (Path(self.folder.name) / section).open("a", encoding="ascii", newline="\n") as out:
-                out.write(text)
+            with (Path(self.folder.name) / section).open("ab") as out:
+                out.write(pack(text) if self.packs else text)
         except OSError as error:
             raise UsageError(f"{self.folder.name}: cannot be written: {error.strerror or error}") from None
 
@@ -167,7 +170,7 @@ class Spool:
         """The lines of a section, in order, without their ends."""
         path = Path(self.folder.name) / name
         if path.exists():
-            with path.open(encoding="ascii", newline="\n") as lines:
+            with text_lines(path) as lines:
                 for line in lines:
                     yield line[:-1]
 

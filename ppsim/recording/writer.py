@@ -1,4 +1,5 @@
-"""``recording.jsonl``: a header, one record a line, and a last line that says how many and with which digest.
+"""``recording.jsonl``: a header, one record a line, and a last line that says how many and with which digest. With the
+ending ``.gz`` the same text, packed.
 
 Rule: the same recording gives the same bytes, whichever world made it and in whatever order it served its ranks.
 
@@ -29,6 +30,7 @@ from ppsim.recording.codec import (
     visit_lines,
 )
 from ppsim.recording.digest import run_digest
+from ppsim.recording.packed import PACKED, opened
 from ppsim.recording.record import Recording
 from ppsim.recording.schema import SCHEMA, SCHEMA_VERSION
 
@@ -41,7 +43,7 @@ def write_recording(recording: Recording, path: Path, digest: str | None = None)
     num_lines, text = 0, blake2b(digest_size=8)
     fresh = path.with_name(f".{path.name}-{os.getpid()}")
     try:
-        with fresh.open("wb") as out:
+        with opened(fresh, packs=path.suffix == PACKED) as out:
             for line in lines(recording):
                 row = line.encode("ascii") + b"\n"
                 text.update(row)

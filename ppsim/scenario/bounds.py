@@ -12,7 +12,7 @@ MAX_ITERATION = 100_000  # in which something may be planned: so many iterations
 MAX_DELAY = 10_000  # iterations that a fact may be late; twice as many without a batch count as a livelock
 MAX_STAGES, MAX_RANKS = 1024, 4096  # of a pipeline; with their replicas
 MAX_ROWS = 100_000  # requests that run at once: each has a row in the table of each rank
-MAX_REQUESTS = 200_000  # all of them are made before a run begins
+MAX_REQUESTS = 200_000  # where all of them are made before a run begins
 MAX_AMOUNT = 1e12  # in ms 31 years, in us 11 days, in GB/s more than any wire
 
 Positive = Annotated[int, Field(gt=0, le=MAX_COUNT)]

@@ -198,6 +198,12 @@ def check_clients(s: Scenario) -> None:
         raise ScenarioError(
             "workload.num_requests", f"{w.num_requests} and workload.num_sessions {w.num_sessions}", "give one of them"
         )
+    if w.source == "generated" and (w.num_requests or 0) > MAX_REQUESTS and s.run.keep == "all":
+        raise ScenarioError(
+            "workload.num_requests",
+            f"{w.num_requests} are made before a run begins that keeps all its records, at most {MAX_REQUESTS}",
+            "fewer, or run.keep 'file' or 'summary', which make each when the one before has been read",
+        )
     num_requests = w.num_sessions * (w.num_turns or 1)
     if w.source == "generated" and num_requests > MAX_REQUESTS:
         raise ScenarioError(

@@ -214,6 +214,7 @@ def rate_is_unused(rate: str) -> Callable[[Scenario], bool]:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule(("run.compress",), lambda s: s.run.keep == "summary", "run.keep 'summary' writes no recording"),
     Rule(UNIT, lambda s: s.cost.source != "unit", "cost.source is {s.cost.source!r}"),
     Rule(("cost.unit_ms",), lambda s: s.cost.source == "unit" and bool(s.cost.slot_ms), "cost.slot_ms is set"),
     Rule(QUADRATIC, lambda s: s.cost.source != "quadratic", "cost.source is {s.cost.source!r}"),

@@ -6,8 +6,9 @@ of its name, |came - expected| <= tolerance; a billionth is forgiven, for a deci
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
@@ -24,6 +25,7 @@ from ppsim.scenario.expect import (
 from ppsim.scenario.tree import Scenario
 
 SAME = 1e-9
+EXACT, PERCENTILE = "exact", re.compile(r"_p[0-9]+(_|$)")
 NO_FIGURES = ("seed", "pp_rank", "digest")
 OWN_TIME = "is of simulated time, and this run was on real processes"
 NO_LOGICAL_TIME = "may depend on when things arrive, and this run was on real processes"
@@ -119,6 +121,8 @@ def expectations(
     if expect.changed:
         return Expectations((), f"changed: {', '.join(expect.changed)}")
     found = tuple(each(expect, summary, verdict, is_in_logical_time(s)))
+    if s.run.keep != "all" and summary["world"] == "sim":
+        found = tuple(of_what_was_kept(e, s.run.keep, summary, verdict) for e in found)
     why = f"the run was ended from outside: {stopped}" if stopped else ""
     return Expectations(found, why, () if known_bugs is None else tuple(unknown_bugs(expect, known_bugs)))
 
@@ -162,6 +166,19 @@ def each(expect: Outcome, summary: Mapping[str, Any], verdict: Verdict, is_logic
         scaled = None if came is None else came * unit
         why = not_judged_there(name, is_logical) if is_real else ""
         yield Expectation(f"expect.figures.{name}", figure_text(figure), shown(scaled), is_within(figure, scaled), why)
+
+
+def of_what_was_kept(e: Expectation, keep: str, summary: Mapping[str, Any], verdict: Verdict) -> Expectation:
+    """The same of a run that did not keep its records (``run.keep``): it was not made again by all ranks where it does
+    not pass, and percentiles of many values are not exact."""
+    name, near = e.key.removeprefix("expect.figures."), summary["percentiles"]
+    if verdict.kind != "pass":
+        why = f"run.keep {keep!r}: one rank alone ran, and all of them tell more of a failure (run.keep 'all')"
+    elif near != EXACT and PERCENTILE.search(in_seconds(name)[0]):
+        why = f"run.keep {keep!r}: percentiles of so many values are {near} of the exact ones (run.keep 'all')"
+    else:
+        return e
+    return replace(e, not_judged=why)
 
 
 def is_within(figure: ExpectedFigure, came: float | None) -> bool:

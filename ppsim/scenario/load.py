@@ -21,13 +21,14 @@ from ppsim.parsing import TOO_DEEP, decoded, parse_toml
 from ppsim.scenario.check import check_scenario
 from ppsim.scenario.expect import Expect
 from ppsim.scenario.kept import relocated
-from ppsim.scenario.tree import Scenario
+from ppsim.scenario.tree import Run, Scenario
 from ppsim.scenario.words import hint_for, problem_in_words
 
 PACKAGE = Path(__file__).resolve().parents[1]
 PACKED = PACKAGE / "data" / "scenarios"  # the build of a wheel puts them here (setup.py); in the tree there is one copy
 SHIPPED = PACKED if PACKED.is_dir() else PACKAGE.parent / "scenarios"
 SCENARIO_DIRS = (Path("scenarios"), SHIPPED)
+WHAT_IS_LEFT = ("run.keep", "run.compress")  # of a run, which is the same
 ABOUT = "folder.txt"  # in a folder of scenarios: a sentence about them
 
 
@@ -105,7 +106,11 @@ def with_what_is_expected_now(
         before = validate(written)
     except ScenarioError:  # it takes the given keys to make a scenario of it
         before = Scenario()
-    changed = [key for key in sorted(set(given)) if not is_expectation(key) and differs(before, scenario, key)]
+    changed = [
+        key
+        for key in sorted(set(given))
+        if not is_expectation(key) and key not in WHAT_IS_LEFT and differs(before, scenario, key)
+    ]
     if not changed and runs_alike(before, scenario):
         return scenario
     added = [bug for bug in scenario.bugs if bug not in before.bugs]
@@ -135,7 +140,9 @@ def is_expectation(key: str) -> bool:
 def runs_alike(a: Scenario, b: Scenario) -> bool:
     """Whether two scenarios differ at most in what no run depends on."""
     apart = {"name": "", "description": "", "launch_line": None, "expect": None}
-    return a.model_copy(update=apart) == b.model_copy(update=apart)
+    left = {key.removeprefix("run."): getattr(Run(), key.removeprefix("run.")) for key in WHAT_IS_LEFT}
+    first, second = (s.model_copy(update={**apart, "run": s.run.model_copy(update=left)}) for s in (a, b))
+    return first == second
 
 
 def differs(a: Scenario, b: Scenario, key: str) -> bool:

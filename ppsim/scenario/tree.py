@@ -359,6 +359,7 @@ class Run(Section):
     # Of the records: all in memory until the run is over, or none, so that memory does not grow with the number of
     # requests: they go to the file as they come, or only the summary is counted. docs/fast.md
     keep: Literal["all", "file", "summary"] = "all"
+    compress: Literal["none", "gzip"] = "none"  # of the recording's file: recording.jsonl, or recording.jsonl.gz
 
 
 class Scenario(Section):

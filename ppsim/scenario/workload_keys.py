@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ppsim.scenario.bounds import MAX_REQUESTS, MAX_ROWS, MAX_TOKENS, Cost, Iteration, Positive, Tokens
+from ppsim.scenario.bounds import MAX_REQUESTS, MAX_ROWS, MAX_TOKENS, Cost, Iteration, NonNegative, Positive, Tokens
 from ppsim.scenario.section import Section
 
 
@@ -83,8 +83,8 @@ class Workload(Section):
     aborts: tuple[ScriptedAbort, ...] = ()
     flushes: tuple[ScriptedFlush, ...] = ()
     num_chunks: Positive = 1  # source "chunks": one prompt of so many full chunks, one output token
-    num_requests: Annotated[int, Field(ge=0, le=MAX_REQUESTS)] | None = (
-        None  # generated: how many (None: 32); trace: the first so many (None, 0: all)
+    num_requests: NonNegative | None = (
+        None  # generated: how many (None: 32; check.py has the most); trace: the first so many (None, 0: all)
     )
     arrival: Literal["poisson", "fixed", "burst"] = "poisson"  # fixed: equal gaps; burst: all at time 0
     rate_per_s: Annotated[float, Field(ge=1e-6, le=1e9)] = 1.0

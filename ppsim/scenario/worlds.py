@@ -93,7 +93,7 @@ HONOURED = """
     observations.listed.failed observations.tick_ms
     timeouts.waiting_ms timeouts.running_ms
     faults.clock_skew_ms faults.pauses.rank faults.pauses.at_iteration faults.pauses.ms
-    run.check run.max_iterations run.max_wait_iterations run.max_retractions run.max_wait_ms
+    run.compress run.check run.max_iterations run.max_wait_iterations run.max_retractions run.max_wait_ms
     run.max_agreement_wait_ms run.watchdog_ms run.consensus_check_interval
     expect.verdict expect.rule expect.rank expect.iteration expect.rid expect.figures.value expect.figures.tolerance
     expect.bugs.verdict expect.bugs.rule expect.bugs.rank expect.bugs.iteration expect.bugs.rid

@@ -181,6 +181,7 @@ def streamed(
         name=scenario.name,
         seed=scenario.seed,
         writes=scenario.run.keep == "file",
+        packs=scenario.run.compress == "gzip",
         place=place,
     )
     choices = SeededChoices(scenario.seed)

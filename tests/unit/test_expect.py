@@ -323,3 +323,37 @@ def test_every_number_of_a_summary_can_be_expected_and_every_name_is_one_of_a_su
         assert [figure for figure in found if not is_figure(figure)] == []
         seen |= {STAGE.sub("stages_N_", figure) for figure in found}
     assert seen >= FIGURES, sorted(FIGURES - seen)
+
+
+# --- a run that keeps less -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("changed", [{"keep": "file"}, {"keep": "summary"}, {"compress": "gzip"}])
+def test_what_is_left_of_a_run_changes_nothing_of_what_is_expected(changed: dict[str, Any]) -> None:
+    whole, less = ppsim.simulate("unit"), ppsim.simulate("unit", **changed)
+    assert whole.expectations is not None
+    assert whole.expectations.met
+    assert less.expectations == whole.expectations
+    both = ppsim.simulate("unit", pp_size=2, **changed).expectations
+    assert both is not None
+    assert both.not_judged == "changed: cluster.pp_size"
+
+
+def test_what_a_run_that_keeps_less_cannot_tell_is_not_judged_by_name() -> None:
+    figures = {"ttft_p99_s": {"value": 1.0}, "ttft_mean_s": {"value": 7.0}, "makespan_s": {"value": 7.0}}
+    run = ppsim.simulate("unit", keep="summary")
+    scenario = loaded(("run.keep", "summary"), figures=figures)
+
+    def told(summary: dict[str, Any], verdict: Verdict) -> Expectations:
+        found = expectations(scenario, summary, verdict)
+        assert found is not None
+        return found
+
+    exact = told(dict(run.summary), run.verdict)
+    assert [e.key for e in exact.unmet] == ["expect.figures.ttft_p99_s"]
+    near = told({**run.summary, "percentiles": "within 0.20 %"}, run.verdict)
+    assert near.met
+    assert [e.key for e in near.all if "within 0.20 %" in e.not_judged] == ["expect.figures.ttft_p99_s"]
+    failed = told(dict(run.summary), Verdict("fail", 1, "broken"))
+    assert failed.met is None
+    assert all("run.keep 'summary'" in e.not_judged for e in failed.all)

@@ -21,6 +21,7 @@ from ppsim.core.agreed import Agreed, agree
 from ppsim.core.memory.prefix import RadixCache
 from ppsim.core.rank import Rank
 from ppsim.errors import PpsimError
+from ppsim.recording.folder import RunFolder, write_run
 from ppsim.recording.summary import summarize
 from ppsim.recording.writer import lines
 from ppsim.scenario.expect_judged import expectations
@@ -68,6 +69,16 @@ def behaviour(changes: dict[str, Any], **options: Any) -> tuple[object, ...]:
         return (type(error).__name__, str(error))
     shown = [line for line in lines(result.recording) if not line.startswith(("{", '["ingested'))]
     return (shown, result.verdict, result.setting.network.num_sent)
+
+
+def with_what_is_written(changes: dict[str, Any]) -> tuple[object, ...]:
+    """The names of the files of a run folder."""
+    result = run(changes, {}, fast=None)
+    with TemporaryDirectory() as folder:
+        config = {"run": {"compress": changes.get("run.compress", "none")}}
+        summary = summarize(result.recording, result.verdict)
+        write_run(RunFolder(Path(folder)), config, result.recording, summary, result.verdict)
+        return tuple(sorted(path.name for path in Path(folder).iterdir()))
 
 
 def with_what_is_kept(changes: dict[str, Any]) -> tuple[object, ...]:
@@ -811,6 +822,7 @@ KEYS: dict[str, Case] = {
     "run.consensus_check_interval": Case(
         {**PREFIXES, "run.check": False}, {"run.consensus_check_interval": 1}, with_own_stamps
     ),
+    "run.compress": Case(QUADRATIC, {"run.compress": "gzip"}, with_what_is_written),
     "run.keep": Case(QUADRATIC, {"run.keep": "summary"}, with_what_is_kept),
 }
 
