@@ -73,14 +73,14 @@ def request_in(rid: str, state: State, reason: str = "") -> Request:
 
 
 def every_standing() -> Iterator[tuple[Any, str]]:
-    """One request in up to four places of all kinds, in each state, beside another one that stands as it should."""
+    """One request in up to four places of all kinds, in each state, beside another one in its place or in none."""
     several = [places for num in range(5) for places in combinations(PLACES, num)]
     states = (State.PREFILL, State.DECODE, State.FINISHED)
     for places, state, reason, is_live in product(several, states, ("", "abort"), (True, False)):
-        for beside in ((), ("waits",), ("row 0",), ("runs 1", "row 1")):
+        for beside in (None, (), ("waits",), ("row 0",), ("runs 1", "row 1")):  # None: there is no other one
             one, other = request_in("a", state, reason), request_in("b", State.DECODE)
-            put = [(one, places), (other, beside)] if beside else [(one, places)]
-            live = [one] * is_live + [other] * bool(beside)
+            put = [(one, places)] if beside is None else [(one, places), (other, beside)]
+            live = [one] * is_live + [other] * (beside is not None)
             yield standing(put, live), f"{places} {state} {reason} {is_live} {beside}"
 
 
