@@ -7,6 +7,7 @@ loads torch.
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterable
 from importlib import import_module
@@ -109,6 +110,8 @@ def main() -> None:
     except KeyboardInterrupt:  # before or after a command's own guard
         say("ppsim: interrupted")
         sys.exit(EXIT_INTERRUPTED)
+    finally:
+        gc.freeze()  # the process ends: to look for cycles in all that a run has left takes up to a tenth of it
 
 
 if __name__ == "__main__":
