@@ -186,7 +186,8 @@ class TierRules:
     def audit(self, r: Seat, *_: object) -> None:
         """Raises InvariantViolation if a host page has other holders than the nodes and copies that name it.
 
-        Not in every iteration where tree, pool and copies show that nothing was done to them (``MAX_SKIPPED``).
+        Every host page is counted, so it is not done in each iteration: where tree, pool and copies show that nothing
+        was done to them, only every fifth time (``MAX_SKIPPED``), for what was done without a trace.
         """
         tiers = tiers_of(r)
         if tiers is not None:

@@ -1,6 +1,8 @@
 """The only things a rank may ask of its world (design decision 1).
 
-Each effect is a small frozen object and has a typed one-line helper to be used as ``reply = yield from helper(...)``.
+Each effect is a small record that nobody writes to (``record.py``), yielded as it is, ``reply = yield Recv(...)``, or
+through the typed helper below, ``reply = yield from recv(...)``. What a rank asks in every visit is yielded as it is: a
+helper is one more generator. For all else the helper is plainer, and refuses what is no observation, act or fact.
 The *order* of effects is protocol and is fixed by ``phases.py``; how long each takes, and whether it blocks, is the
 world's business (decision 3). What a world must do for each:
 

@@ -1,9 +1,11 @@
-"""The steps of an iteration as small generators; their order is the protocol (protocol.md 1.3, 1.5, 1.6).
+"""The steps of an iteration, small functions; their order is the protocol (protocol.md 1.3, 1.5, 1.6).
 
-Each phase takes the rank and answers the effects that it asks, as a generator; where there is nothing to ask it answers
-``NOTHING``, which spares the loop a generator. Loops are lists of phases (``loop.py``). In iteration i a rank visits
-slot j = i mod L, harvests slot n = j+1 (launched L-1 iterations ago), and the last rank releases the output of slot
-f = j+P (launched ``depth`` iterations ago).
+Each phase takes the rank and returns the effects that it asks, as a generator. Where there is nothing to ask it returns
+``NOTHING``, which spares the loop a generator; so a phase that has often nothing to ask is a plain function, which does
+its work when it is called, and leaves what asks to a generator of its own (``receive_hidden`` and ``take_hidden``).
+
+Loops are lists of phases (``loop.py``). In iteration i a rank visits slot j = i mod L, harvests slot n = j+1 (launched
+L-1 iterations ago), and the last rank releases the output of slot f = j+P (launched ``depth`` iterations ago).
 """
 
 from __future__ import annotations

@@ -25,13 +25,16 @@ MakeScheduler: TypeAlias = Callable[[RankConfig, int, int, Policy, Journal], Sch
 """From the configuration, the agreed capacities of KV pool and host tier in tokens, the policy and the journal."""
 
 Phase: TypeAlias = "Callable[[Rank], Effects[None]]"
-"""A step of an iteration: asks its effects, changes the rank. Phases are known by their ``__name__``."""
+"""A step of an iteration: changes the rank, returns the effects that it asks. Known by its ``__name__``."""
 Plan: TypeAlias = tuple[Phase, ...]
 F = TypeVar("F", bound=Callable[..., object])
 
 
 def only_where(needs: Callable[[RankConfig], bool]) -> Callable[[F], F]:
-    """A note on a phase: with any other configuration it has nothing to do, and the event loop leaves it out."""
+    """A note on a phase: with any other configuration it has nothing to do, and the event loop leaves it out.
+
+    The phase looks at its configuration all the same: others call it without asking (``ppsim/world/scripts.py``).
+    """
 
     def note(phase: F) -> F:
         phase.__dict__["needs"] = needs

@@ -114,7 +114,7 @@ class SimulatedRank:
     def _run(self) -> Generator[Event, None, None]:
         reply: Any = None
         rank, ask, bound, answers, pauses = self.rank, self.loop.send, self.bound, self._answers(), self.pauses
-        num_free = counted = -1  # effects that the bound does not ask about, of that iteration
+        num_free = counted = -1  # effects still to come in iteration ``counted`` that the bound is not asked about
         while True:
             try:
                 effect = ask(reply)

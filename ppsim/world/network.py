@@ -82,11 +82,8 @@ class Network:
         self.byte_ns = (rate.denominator, rate.numerator) if rate else (0, 1)
         self.matched = links.payload == "matched" and not self.comm_overlap
         self.leaves_at_once = links.send == "eager" and not self.matched
-        self.order, self.latency_on_stream, self.holds_host = (
-            links.order,
-            links.latency_on_stream,
-            links.send != "eager",
-        )
+        self.order, self.latency_on_stream = links.order, links.latency_on_stream
+        self.holds_host = links.send != "eager"
         self.may_overtake = bool(self.jitter_ns) or links.order == "none" or not self.leaves_at_once
         unawaited = {"all": (), "requests": (Lane.TENSOR,)}.get(links.commit, tuple(Lane))
         self.awaited = frozenset(lane for lane in Lane if lane is Lane.START or lane not in unawaited)

@@ -43,9 +43,9 @@ class KVCache:
         self._can_extend = type(tree).insert is RadixCache.insert and type(tree).match is RadixCache.match
         self.looks_in_storage = config.hicache_storage
         self.fetches: dict[str, Fetch] = {}  # of requests that wait for what storage has of their prompt
-        # Rows are taken from the tail and put back there (protocol.md 4.9).
         self.num_duplicates = 0  # stashes that found the same tokens computed by another request
         self.on_swap: Callable[[list[int]], None] | None = None  # a world's: told of own pages that a stash gives up
+        # Rows are taken from the tail and put back there (protocol.md 4.9).
         self.free_rows = list(range(1, config.max_running_requests + 1))
 
     @property
