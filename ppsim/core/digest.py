@@ -1,6 +1,6 @@
 """Stable hashes of state and decisions: the same bytes in any process, under any PYTHONHASHSEED.
 
-What is hashed must have a canonical ``repr``: tuples, strings, integers, booleans, None and enum values only.
+What is hashed must have a canonical ``repr``: tuples, lists, strings, integers, booleans, None and enum values only.
 """
 
 from __future__ import annotations

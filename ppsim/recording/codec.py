@@ -233,7 +233,10 @@ def harvest_fields(h: Harvest) -> tuple[object, ...]:
 
 
 def decision_text(d: Decision) -> str:
-    """The fields of a decision as ``text_of`` writes them, behind the rank: a third of its time, on every iteration."""
+    """The fields of a decision as ``text_of`` writes them, without their brackets.
+
+    Put together here, for every iteration has one: it takes a third of the time of ``text_of``.
+    """
     iteration, slot, mode, took, put_out, chunked_rid, state, stall = d
     if not took:  # most visits are empty
         pieces = ""

@@ -17,7 +17,7 @@ from typing import IO
 PACKED = ".gz"
 MAGIC = b"\x1f\x8b"
 LEVEL = 1
-"""Of 1 to 9. Measured in docs/fast.md: what more saves in bytes is little beside what it costs in time."""
+"""Of 1 to 9. Measured in docs/recording.md: what more saves in bytes is little beside what it costs in time."""
 
 DAMAGED = (EOFError, zlib.error, gzip.BadGzipFile)
 """What reading a packed file raises where it was cut off (EOFError), or is not what was written."""

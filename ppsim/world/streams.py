@@ -29,7 +29,6 @@ class Payload:
     iteration: int
     tokens: tuple[int, ...] = ()
     is_static: bool = False  # lives in the graph's static buffer
-    num_bytes: int = 0
     rank: int = -1  # whose launch of ``iteration`` has made it
 
 

@@ -264,7 +264,10 @@ def parts_of(pages: Sequence[int]) -> list[range | Sequence[int]]:
 
 
 def run_length(pages: Sequence[int], at: int) -> int:
-    """Pages from a place on that are each one more than the one before: more than half of all that are; 0: too few."""
+    """How far a run reaches that begins at this place, looked at in stretches that double; 0: it has under ``MIN_RUN``.
+
+    It may say less than all of it, but never half or less: what is left is the next run.
+    """
     if not at and is_run(pages):
         return len(pages)
     length, num_pages, num_new = 0, len(pages) - at, MIN_RUN
