@@ -35,11 +35,16 @@ def harvest_digest(harvest: Harvest) -> bytes:
     return blake2b(f"[{harvest_text(harvest)}]".encode("ascii"), digest_size=SIZE).digest()
 
 
+def next_link(link: bytes, digest: bytes) -> bytes:
+    """The running digest behind one record more."""
+    return blake2b(link + digest, digest_size=SIZE).digest()
+
+
 def chain(digests: Iterable[bytes]) -> Iterator[bytes]:
     """The running digest after each record."""
     link = START
     for digest in digests:
-        link = blake2b(link + digest, digest_size=SIZE).digest()
+        link = next_link(link, digest)
         yield link
 
 
@@ -68,7 +73,7 @@ class Chain(Generic[T]):
 
     def take(self, records: Sequence[T]) -> None:
         for record in records:
-            self.link = blake2b(self.link + self.digest_of(record), digest_size=SIZE).digest()
+            self.link = next_link(self.link, self.digest_of(record))
 
 
 def decision_chains(recording: Recording) -> list[list[str]]:

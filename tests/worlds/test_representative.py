@@ -6,6 +6,7 @@ max-plus model of its own (``test_max_plus.py``) and against schedules worked ou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from ppsim.core.policy import Policy
 from ppsim.errors import ScenarioError
 from ppsim.scenario import load_scenario
 from ppsim.scenario.tree import Scenario
-from ppsim.world import SimulationResult, simulate
+from ppsim.world import SimulationResult, simulate, stage_times
 from ppsim.world.choices import FirstChoice
 from ppsim.world.representative import Represented, cannot_represent
+from ppsim.world.stage_times import PHRASES, StageTimes
 from tests.worlds.making import scenario
 from tests.worlds.plain_runs import plain_scenario, text
 
@@ -51,6 +53,31 @@ def test_generated_scenarios_give_the_same_bytes(first: int) -> None:
     """Clusters of 1 to 6 stages, every order of sends, streams, chunks, retractions, aborts, clients and sessions."""
     for index in range(first, first + 10):
         same(plain_scenario(7, index))
+
+
+def test_a_phrase_does_what_its_words_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same bytes where every word is a call of its own."""
+    made = [plain_scenario(11, index) for index in range(10)]
+    used: set[str] = set()
+    for name in set(PHRASES.values()):
+        monkeypatch.setattr(StageTimes, name, noting(used, name))
+    in_phrases = [text(simulate(scenario, fast=True).recording) for scenario in made]
+    assert used == set(PHRASES.values())
+    used.clear()
+    monkeypatch.setattr(stage_times, "PHRASES", {})
+    assert [text(simulate(scenario, fast=True).recording) for scenario in made] == in_phrases
+    assert not used
+
+
+def noting(used: set[str], name: str) -> Callable[[StageTimes, int], None]:
+    """A word that notes its name before it does what it does."""
+    word = getattr(StageTimes, name)
+
+    def noted(stage: StageTimes, i: int) -> None:
+        used.add(name)
+        word(stage, i)
+
+    return noted
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -27,7 +27,10 @@ from ppsim.core.schedule.slots import SlotRing
 
 
 class Intake:
-    """All replicated state of a rank, and what inputs do to it. What it did is in the ``journal``."""
+    """All replicated state of a rank, and what inputs do to it. What it did is in the ``journal``.
+
+    What is added here may keep a visit from being empty: ``core/empty_visits.py`` has the list.
+    """
 
     def __init__(
         self, config: RankConfig, kv: KVCache, slots: SlotRing, policy: Policy, journal: Journal | None = None

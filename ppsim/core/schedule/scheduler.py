@@ -524,7 +524,11 @@ def names_of(requests: list[Request]) -> tuple[str, ...]:
 
 
 def causes(scheduler: Scheduler) -> tuple[tuple[str, str, object], ...]:
-    """What an iteration did to requests before its batch was chosen: (invariant, name, value), earliest cause first."""
+    """What an iteration did to requests before its batch was chosen: (invariant, name, value), earliest cause first.
+
+    Ranks are compared by the values alone (``check/shown.py``): what is added to this function, or to the two below,
+    is added there as well. A test holds the two against each other.
+    """
     tiers, journal = scheduler.kv.tiers, scheduler.journal
     return (
         ("INV-28", "acks, hits and load-backs", () if tiers is None else tiers.tier_parts()),
