@@ -10,6 +10,8 @@ the earlier one has run, it will hit.
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from ppsim.core.config import RankConfig
 from ppsim.core.memory.kv import KVCache
 from ppsim.core.schedule.request import Request
@@ -18,11 +20,13 @@ MAX_LPM_QUEUE = 128
 CHECK_THRESHOLD = 32  # tokens; IN_BATCH_PREFIX_CACHING_CHECK_THRESHOLD
 DEPRIORITIZE_THRESHOLD = 32  # tokens; IN_BATCH_PREFIX_CACHING_DEPRIORITIZE_THRESHOLD
 
+priority_of = attrgetter("spec.priority")
+
 
 def waiting_order(config: RankConfig, waiting: list[Request], kv: KVCache) -> list[Request]:
     """The queue in the order of the schedule policy. The matches of lpm split nodes and refresh recency."""
     if config.schedule_policy != "lpm" or not config.enable_radix_cache or len(waiting) > MAX_LPM_QUEUE:
-        if not any(r.spec.priority for r in waiting):
+        if not any(map(priority_of, waiting)):
             return waiting
         return sorted(waiting, key=lambda r: -r.spec.priority)
     heads: dict[bytes, str] = {}

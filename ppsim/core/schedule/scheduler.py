@@ -228,7 +228,10 @@ class Scheduler(Intake):
         for request in taken:
             assert request.last_node is not None
             self.kv.admit_prefix(request)
-        self.waiting = [r for r in self.waiting if r not in taken]
+        if taken == self.waiting[: len(taken)]:  # nobody was passed over: a long queue is not walked
+            self.waiting = self.waiting[len(taken) :]
+        else:
+            self.waiting = [r for r in self.waiting if r not in taken]
 
     def _launch_prefill(self, slot: Slot, iteration: int, adder: PrefillAdder) -> LaunchedBatch | None:
         pieces: list[Piece[Request]] = []
