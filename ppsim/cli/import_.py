@@ -148,7 +148,22 @@ def content_of(source: list[str]) -> bytes:
         return only.encode("utf-8", errors="replace")
     if not is_file(only):
         raise UsageError(f"{only}: no such file, and no launch line; expected a file, -, or a command in quotes")
-    return Path(only).read_bytes()
+    return unpacked(only, Path(only).read_bytes())
+
+
+def unpacked(name: str, content: bytes) -> bytes:
+    """What a file holds, packed with gzip or not. Raises UsageError for one that is damaged."""
+    import gzip
+
+    from ppsim.errors import UsageError
+    from ppsim.recording.packed import DAMAGED, MAGIC
+
+    if not content.startswith(MAGIC):
+        return content
+    try:
+        return gzip.decompress(content)
+    except DAMAGED as error:
+        raise UsageError(f"{name}: packed with gzip, and cut off or damaged ({error}); copy it again") from None
 
 
 def refuse_options(source: list[str]) -> None:

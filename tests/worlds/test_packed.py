@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from ppsim.errors import ScenarioError
+from ppsim.cli.import_ import content_of, unpacked
+from ppsim.errors import ScenarioError, UsageError
 from ppsim.recording.diff import first_difference
 from ppsim.recording.folder import find_recording, open_run, prepare_folder, write_run
 from ppsim.recording.reader import RecordingError, read_recording
@@ -109,3 +110,15 @@ def test_more_requests_than_can_be_made_beforehand_need_a_run_that_makes_them_as
         check_scenario(scenario(many))
     for keep in ("file", "summary"):
         check_scenario(scenario({**many, "run.keep": keep}))
+
+
+def test_import_unpacks_what_it_is_given_and_names_what_is_damaged(tmp_path: Path) -> None:
+    """A launch line in a packed file is the launch line; half of the file is refused by its name."""
+    line = b"python -m sglang.launch_server --model-path Qwen/Qwen3-8B --pp-size 2\n" * 40
+    assert unpacked("x", line) == line
+    packed = gzip.compress(line)
+    (tmp_path / "line.gz").write_bytes(packed)
+    assert content_of([str(tmp_path / "line.gz")]) == line
+    for spoilt in (packed[: len(packed) // 2], packed[:-6], packed[:20] + b"\0\0\0\0" + packed[24:]):
+        with pytest.raises(UsageError, match=r"line\.gz: packed with gzip, and cut off or damaged"):
+            unpacked("line.gz", spoilt)
