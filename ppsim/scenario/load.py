@@ -245,6 +245,8 @@ def with_source(raw: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def first_problem(error: ValidationError) -> ScenarioError:
     problems = error.errors(include_url=False)
+    if problems[0]["type"] == "json_invalid":  # the text is ours: all that its reader may refuse is its depth
+        return ScenarioError("scenario", TOO_DEEP)
     first = place_of(min(problems, key=lambda p: p["type"] != "extra_forbidden")["loc"])
     # A value that may be of several types has a problem for each: the one that sees deepest into it says most.
     problem = max(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,7 +11,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from ppsim.cli.entry import app
+from ppsim.errors import ScenarioError
 from ppsim.parsing import parse_json, parse_toml
+from ppsim.scenario.load import validate
 
 DIGITS = "9" * 5000
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -56,6 +59,20 @@ BAD_TOML: dict[str, tuple[bytes, str]] = {
     "a date": (b"seed = 1979-05-27\n", "seed"),
     "no number": (b"seed = nan\n", "seed"),
 }
+
+
+def test_too_deep_is_said_where_python_itself_goes_deeper() -> None:
+    """A library may have raised Python's own limit; the reader of the scenario has one of its own."""
+    deep: dict[str, object] = {}
+    for _ in range(1000):
+        deep = {"a": deep}
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(20_000)
+    try:
+        with pytest.raises(ScenarioError, match="nested too deeply"):
+            validate(deep)
+    finally:
+        sys.setrecursionlimit(before)
 
 
 @pytest.mark.parametrize("name", BAD_TOML)
