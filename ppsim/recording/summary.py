@@ -17,6 +17,7 @@ What has no value (a percentile of nothing) is null; a rate over an empty makesp
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
@@ -180,15 +181,33 @@ def token_intervals(lives: Iterable[Life]) -> tuple[list[int], list[int]]:
 
 
 def cache_use(recording: Recording, lives: Iterable[Life]) -> dict[str, Any]:
-    """Prompt tokens that the radix cache already held when a request first ran, as the first rank decided."""
-    prompts = {life.rid: life.num_prompt_tokens for life in lives}
-    seen: dict[str, int] = {}
+    """Prompt tokens that the radix cache already held when a request first ran, as the first rank decided.
+
+    An id may come again: its requests run one behind the other, and one that is refused never does.
+    """
+    of_id: dict[str, list[Life]] = {}
+    for life in lives:
+        if life.status != "refused":
+            of_id.setdefault(life.rid, []).append(life)
+    ends: dict[str, list[int]] = {rid: [] for rid, mine in of_id.items() if len(mine) > 1}
+    for reply in recording.replies if ends else ():
+        if reply.rid in ends and reply.status in ("finished", "aborted"):
+            ends[reply.rid].append(reply.iteration)
+    seen: set[tuple[str, int]] = set()
+    cached = admitted = 0
     for decision in recording.decisions[0]:
+        if decision.mode == "decode":  # no prompt is among its pieces
+            continue
         for rid, prefix_len, _ in decision.pieces:
-            if rid not in seen and prefix_len < prompts.get(rid, 0):  # a decode server never runs a prompt
-                seen[rid] = prefix_len
-    cached = sum(seen.values())
-    admitted = sum(prompts.get(rid, 0) for rid in seen)
+            mine = of_id.get(rid)
+            nth = bisect_left(ends[rid], decision.iteration) if rid in ends else 0
+            if mine is None or nth >= len(mine) or (rid, nth) in seen:
+                continue
+            prompt = mine[nth].num_prompt_tokens
+            if prefix_len < prompt:  # a decode server never runs a prompt
+                seen.add((rid, nth))
+                cached += prefix_len
+                admitted += prompt
     return {"cached_tokens": cached, "cache_hit_rate": cached / admitted if admitted else 0.0}
 
 
