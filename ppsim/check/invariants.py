@@ -279,8 +279,7 @@ RULES: tuple[Invariant, ...] = (
         82,
         "a host page is held by what names it, and read only when the copy that fills it is over",
         (TierRules.audit, TierRules.begins, TierRules._started, TierRules._kept, TierRules.behind_loads),
-        fact="the tree's nodes, the copies under way, their times and what storage had; holders are counted where "
-        "something was done, else at every fifth harvest",
+        fact="the tree's nodes, the copies under way, their times and what storage had",
     ),
     Invariant(
         83,

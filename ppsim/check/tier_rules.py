@@ -28,7 +28,6 @@ from ppsim.core.observations import CopyKey
 from ppsim.core.schedule.batch import Piece
 
 KINDS = ("write", "load", "fetch")
-MAX_SKIPPED = 4  # audits in a row
 
 
 @dataclass(slots=True)
@@ -48,8 +47,6 @@ class Seen:
     under_way: dict[str, list[CopyKey]] = field(default_factory=lambda: {kind: [] for kind in KINDS})
     queues: tuple[Sequence[Operation], ...] = ()  # the tree's, as they were at the last look
     filled_by: dict[int, CopyKey] = field(default_factory=dict)  # host page -> the copy that has filled it, or fills it
-    audited: tuple[object, ...] = ()  # what tree, pool and copies showed at the last audit
-    num_skipped: int = 0  # audits since
     loads: dict[CopyKey, Load] = field(default_factory=dict)
     fetches: dict[CopyKey, tuple[int, list[int]]] = field(default_factory=dict)  # first token, host pages
 
@@ -184,19 +181,9 @@ class TierRules:
     # --- INV-82: who holds -----------------------------------------------------------------------------------------
 
     def audit(self, r: Seat, *_: object) -> None:
-        """Raises InvariantViolation if a host page has other holders than the nodes and copies that name it.
-
-        Every host page is counted, so it is not done in each iteration: where tree, pool and copies show that nothing
-        was done to them, only every fifth time (``MAX_SKIPPED``), for what was done without a trace.
-        """
+        """Raises InvariantViolation if a host page has other holders than the nodes and copies that name it."""
         tiers = tiers_of(r)
         if tiers is not None:
-            seen = self.seen[r.rank_id]
-            done = (tiers.clock, tiers.num_nodes, tiers.num_splits, tiers.host.num_free_pages, seen.queues)
-            if done == seen.audited and seen.num_skipped < MAX_SKIPPED:
-                seen.num_skipped += 1
-                return
-            seen.audited, seen.num_skipped = done, 0
             wrong = wrong_holders(tiers) or tiers.host.audit()
             if wrong:
                 fail("INV-82", r, "", f"host memory: {wrong}")

@@ -134,15 +134,12 @@ class KVCache:
     @agreed_call("INV-23", "request.rid", "request.kv_len", "num_tokens")
     def grow(self, request: Request, num_tokens: int) -> None:
         """Take pages for the next ``num_tokens`` tokens, evicting only what is missing, and count them as written."""
-        pool, kv_len = self.pool, request.kv_len + num_tokens
-        missing = pool.pages_for(kv_len) - len(request.pages)
-        if self.tiers is not None:
-            self.tiers.owner = request.rid
+        missing = self._missing_pages(request, num_tokens)
+        self._on_behalf_of(request)
         if missing:  # the last page has room for most tokens
-            if missing > pool.num_free_pages:
-                self.evict_for(missing)
-            request.pages += pool.alloc(missing)
-        request.kv_len = kv_len
+            self.evict_for(missing)
+            request.pages += self.pool.alloc(missing)
+        request.kv_len += num_tokens
 
     def evict_for(self, num_pages: int) -> None:
         """Evict the shortfall, so that ``num_pages`` are free if that is possible at all."""

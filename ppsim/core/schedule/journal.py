@@ -210,12 +210,12 @@ class Journal:
 
     def take_actions(self) -> list[Action]:
         """They are handed out now."""
-        begin, self._actions_from = self._actions_from, len(self.entries)
-        return [entry for entry in self.entries[begin:] if type(entry) in ASKED]  # type: ignore[misc]
+        due, self._actions_from = self.due_actions, len(self.entries)
+        return due
 
     def take_replies(self) -> list[Reply]:
-        begin, self._replies_from = self._replies_from, len(self.entries)
-        return [entry for entry in self.entries[begin:] if type(entry) is Reply]
+        due, self._replies_from = self.due_replies, len(self.entries)
+        return due
 
     def flush(self) -> None:
         """End of an iteration: forget all of it but what is still to be handed out."""
